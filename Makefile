@@ -17,7 +17,12 @@ SEED   ?= 1
 # The Triton that torch 2.11 to 2.13 bring, and a numpy with which its interpreter works.
 KERNEL_TESTS = 'triton>=3.6,<3.8' 'numpy<2.3'
 BOUNDS_TESTS = tests/contract tests/engines tests/models tests/runner tests/runtime tests/sampling tests/scenarios \
-    tests/server/apis tests/cli/test_main.py tests/test_default_model.py
+    tests/server/apis tests/server/test_default_model.py tests/cli/test_main.py tests/test_default_model.py
+# What is quick and needs neither a model nor a process of its own: tree, cache, scheduling, generation, wire formats.
+CHECK_TESTS = tests/cache/tree tests/cache/residency tests/cache/disk tests/scheduling tests/generate \
+    $(addprefix tests/scenarios/test_,faults.py loading.py shared_rows.py store.py tier_faults.py) \
+    $(addprefix tests/server/apis/ollama/test_,lines.py wire.py) tests/server/apis/anthropic/test_wire.py \
+    tests/server/apis/openai/test_responses.py $(addprefix tests/server/http/test_,bounds.py json_routes.py logs.py streaming.py)
 # pip takes exact versions from the lock, for what it installs and for what it builds with.
 export PIP_CONSTRAINT = $(CURDIR)/$(LOCK)
 export PIP_BUILD_CONSTRAINT = $(PIP_CONSTRAINT)
@@ -31,7 +36,7 @@ $(1)/bin/python -m pytest -q $(ORDER) -m "not alone and not browser and not pack
 $(1)/bin/python -m pytest -q $(ORDER) -m "alone and not browser and not package and not ray" -n 2 --dist loadscope $(2)
 endef
 
-.PHONY: demo serve test test-random newest oldest lock test-kernels test-package test-browser test-ray screenshots package \
+.PHONY: demo serve check test test-random newest oldest lock test-kernels test-package test-browser test-ray screenshots package \
     lint fix bench docs docs-serve clean FORCE
 
 demo: $(READY)
@@ -42,6 +47,9 @@ serve: $(READY)
 
 test: $(READY) $(DEV)
 	$(call run_tests,$(VENV))
+
+check: $(READY) $(DEV)
+	$(BIN)/python -m pytest -q $(CHECK_TESTS) -n 2
 
 test-random:
 	$(MAKE) test ORDER='-o addopts= --randomly-seed=$(SEED)'
@@ -92,13 +100,15 @@ lint: $(READY) $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.names
 
 fix: $(READY) $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# NAME=core and so on: one of the benchmarks of Bough's parts.
 bench: $(READY) $(DEV)
-	$(BIN)/bough bench switch --png bench-switch.png
+	$(if $(NAME),$(BIN)/python -m benchmarks $(NAME),$(BIN)/bough bench switch --png bench-switch.png)
 
 docs: $(READY) $(DEV)
 	$(BIN)/python -m tests.settings_reference
@@ -107,7 +117,7 @@ docs: $(READY) $(DEV)
 docs-serve: $(READY) $(DEV)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-$(READY): $(PACKAGES) setup.py $(KERNELS)/kernels.c
+$(READY): $(PACKAGES) setup.py $(wildcard $(KERNELS)/kernels/*)
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	touch $@
 
@@ -142,7 +152,8 @@ $(NEWEST)/.packages $(OLDEST)/.packages: pyproject.toml packaging/library_versio
 	rm -rf $(@D) && $(PYTHON) -m venv $(@D)
 	$(unlocked) $(@D)/bin/python -m pip install --quiet --disable-pip-version-check packaging
 	$(@D)/bin/python packaging/library_versions.py $(KIND) > $(@D)/requirements.txt
-	$(unlocked) $(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $(@D)/requirements.txt
+	$(unlocked) $(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $(@D)/requirements.txt \
+	    'setuptools>=77'
 	$(unlocked) $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 

@@ -1,4 +1,4 @@
-"""Builds the CPU kernels: one C file, compiled once for each instruction set, linked into one shared library.
+"""Builds the CPU kernels: C in one folder, compiled once for each instruction set, linked into one shared library.
 
 All else about the package is in pyproject.toml. The library knows nothing of Python: `bough/engines/torch/cpu/library.py`
 loads it by ctypes, so one library serves every version of Python. An installation never fails because of it: what could not
@@ -25,18 +25,19 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 MODULE = "bough.engines.torch.cpu._kernels"
-SOURCE = "bough/engines/torch/cpu/kernels.c"
+SOURCE = "bough/engines/torch/cpu/kernels/kernels.c"
 NOTES = "_kernels.txt"
 CFLAGS = [
     *("-O3", "-std=gnu11", "-fPIC", "-fvisibility=hidden", "-pthread"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),  # never -ffast-math: sums have one order
 ]
 LFLAGS = ["-shared", "-pthread", "-lm"]
-V3 = ["-mavx2", "-mfma", "-mf16c"]  # what `bough_best_isa` asks the machine for, and no more
+PLAIN = ["-O1"]  # it runs where nothing better does: quickly compiled
+V3 = ["-mavx2", "-mfma", "-mf16c"]  # what `bough_can_run` asks the machine for, and no more
 V4 = [*V3, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]
 ISAS: dict[str, dict[str, list[str]]] = {
-    "x86_64": {"plain": [], "v3": V3, "avx512": V4},
-    "aarch64": {"plain": [], "neon": []},
+    "x86_64": {"plain": PLAIN, "v3": V3, "avxvnni": [*V3, "-mavxvnni"], "avx512": V4, "vnni": [*V4, "-mavx512vnni"]},
+    "aarch64": {"plain": PLAIN, "neon": []},
 }  # the flags of each instruction set, for each type of machine; others have plain alone
 OTHER_NAMES = {"amd64": "x86_64", "arm64": "aarch64"}
 
@@ -99,7 +100,7 @@ def find_compiler() -> list[str]:
 def find_isas(compiler: list[str]) -> dict[str, list[str]]:
     """The flags of each instruction set that the compiler's target has. A cross compiler has another than this machine."""
     target = run_compiler([*compiler, "-dumpmachine"]).split("-")[0].strip().lower()
-    return ISAS.get(OTHER_NAMES.get(target, target), {"plain": []})
+    return ISAS.get(OTHER_NAMES.get(target, target), {"plain": PLAIN})
 
 
 def choose_isas(isas: dict[str, list[str]]) -> list[str]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         ChatOptions,
         EmbedOptions,
         LoadOptions,
-        Ranked,
+        RankedDocument,
         RequestOptions,
         Runner,
         SamplingOptions,
@@ -53,7 +53,7 @@ __all__ = [
     "ModelError",
     "ModelNotFound",
     "PromptTooLong",
-    "Ranked",
+    "RankedDocument",
     "RequestError",
     "RequestOptions",
     "Runner",
@@ -75,7 +75,7 @@ _OF_RUNNER = (
     "ChatOptions",
     "EmbedOptions",
     "LoadOptions",
-    "Ranked",
+    "RankedDocument",
     "RequestOptions",
     "Runner",
     "SamplingOptions",
@@ -89,6 +89,8 @@ def __getattr__(name: str) -> Any:
         from bough import runner
 
         return getattr(runner, name)
+    if name == "Ranked":  # its name in the first previews
+        return __getattr__("RankedDocument")
     raise AttributeError(f"module 'bough' has no attribute {name!r}")
 
 

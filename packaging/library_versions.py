@@ -58,7 +58,9 @@ def write_newest() -> Iterator[str]:
 
 
 def write_oldest() -> Iterator[str]:
-    for each in (*read_requirements(), *read_requirements(*USED)):
+    """An extra that needs more than the project itself is not heeded: the project's own bound is the lowest."""
+    own = {each.name: each for each in read_requirements()}
+    for each in (*own.values(), *(each for each in read_requirements(*USED) if each.name not in own)):
         yield str(take_lowest(each))
     yield from map(str, read_requirements("dev"))
 

@@ -16,9 +16,8 @@ from typing import Any
 
 from bough.cache.disk.errors import DiskMiss, DiskSlow
 from bough.cache.disk.page_files import KeepReading
-from bough.cache.disk.reader import Read, Reader, ReadProgress
-from bough.cache.disk.rows import PointRecord
-from bough.cache.tree.address import Address, DiskFile
+from bough.cache.disk.reader import DiskReader, Read, ReadProgress
+from bough.cache.tree.address import Address, DiskFile, PointRecord
 from bough.cache.tree.state import Buffer
 from bough.cache.tree.tokens import TOKEN_BYTES
 
@@ -31,7 +30,7 @@ class Platter:
     points: dict[Address, PointRecord] = field(default_factory=dict)
 
 
-class FakeReader(Reader):
+class FakeReader(DiskReader):
     """The real reader without threads: what it has taken waits until it is carried out."""
 
     def __init__(self, read: Callable[[Any, KeepReading], Any]) -> None:
@@ -106,7 +105,7 @@ class FakeDisk:
 
     def files(self) -> list[DiskFile]:
         for address, (_, nbytes, last_used) in self.platter.files.items():
-            self.live[address] = DiskFile(address, nbytes, last_used, is_saved=True, num_users=0)
+            self.live[address] = DiskFile(b"", address, nbytes, last_used, is_saved=True, num_users=0)
         return sorted(self.live.values(), key=lambda disk_file: (disk_file.address.end - 1) // self.page_tokens)
 
     def points(self) -> list[PointRecord]:
@@ -124,7 +123,7 @@ class FakeDisk:
         if address in self.live:
             self.live[address].num_users += has_user
             return self.live[address]
-        disk_file = DiskFile(address, nbytes, last_used, num_users=int(has_user))
+        disk_file = DiskFile(b"", address, nbytes, last_used, num_users=int(has_user))
         if self.claimed_bytes + nbytes > self.budget_bytes:
             disk_file.has_failed = True
             return disk_file
@@ -216,10 +215,8 @@ class FakeDisk:
     def put_new_point(self, record: PointRecord) -> None:
         self.platter.points.setdefault(record.address, record)
 
-    def put_point(
-        self, address: Address, *, reason: int, is_kept: bool, is_superseded: bool, last_used: float = 0.0
-    ) -> None:
-        self.platter.points[address] = PointRecord(address, reason, is_kept, is_superseded, last_used)
+    def put_point(self, record: PointRecord) -> None:
+        self.platter.points[record.address] = record
 
     def drop_point(self, address: Address) -> None:
         self.platter.points.pop(address, None)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bough.cache.tree.state import Buffer, Group, Incoming, Kind, Lane, Page, Source, State, Tier
-from bough.engines.shared.pool.arena import Arena, Slot, chunk_size
+from bough.cache.tree.state import Buffer, Group, GroupSource, Incoming, Kind, Lane, Page, State, Tier
+from bough.engines.shared.pool.arena import Arena, ArenaSlot, chunk_size
 from bough.engines.shared.pool.lane import PooledLane
-from bough.engines.shared.pool.rows import PooledRows, SlotRows
+from bough.engines.shared.pool.slot_rows import PooledRows, SlotRows
 from bough.errors import EngineError
 from tests.fakes import MODELS, FakeEngine
 
@@ -23,7 +23,7 @@ POISON = -(2**31)
 class StateSlot(NamedTuple):
     """A state of the tree in a slot."""
 
-    slot: Slot
+    slot: ArenaSlot
     use: int
 
 
@@ -33,15 +33,15 @@ class TokenArena(Arena):
     def __init__(self, slot_bytes: Mapping[Hashable, int], num_chunks: int, chunk_bytes: int, page_tokens: int) -> None:
         super().__init__(slot_bytes, num_chunks, chunk_bytes)
         self.page_tokens = page_tokens
-        self.contents: dict[Slot, Any] = {}
+        self.contents: dict[ArenaSlot, Any] = {}
 
-    def take(self, kind: Hashable, start: int = 0, *, is_promised: bool = False) -> Slot:
+    def take(self, kind: Hashable, start: int = 0, *, is_promised: bool = False) -> ArenaSlot:
         slot = super().take(kind, start, is_promised=is_promised)
         assert slot not in self.contents, "a slot was handed out twice"
         self.contents[slot] = [POISON] * self.page_tokens
         return slot
 
-    def _give_back(self, slot: Slot) -> None:
+    def _give_back(self, slot: ArenaSlot) -> None:
         del self.contents[slot]
         super()._give_back(slot)
 
@@ -120,7 +120,7 @@ class PooledFakeLane(PooledLane[LaneState]):
         super().reserve(num_tokens, incoming)
         assert self.nbytes == promised
 
-    def adopt(self, offset: int, sources: Mapping[Group, Source]) -> None:
+    def adopt(self, offset: int, sources: Mapping[Group, GroupSource]) -> None:
         self.engine.maybe_fail("adopt")
         assert set(sources) == set(self.engine.groups)
         for source in sources.values():

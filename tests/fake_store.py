@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any
 
-from bough.cache.disk.reader import Reader
-from bough.cache.store import Listed, SharedStore, Stored, StoreError
-from bough.cache.store.format import Object
-from bough.cache.store.paths import PAGE_KEY
+from bough.cache.disk.reader import DiskReader
+from bough.cache.store import ListedObject, SharedStore, StoredObject, StoreError
+from bough.cache.store.format import PAGE_KEY, Object
 from bough.cache.tree.address import Address
 from bough.cache.tree.state import Buffer
 from tests.fake_disk import FakeReader
@@ -40,18 +39,18 @@ class FakeObjects:
             self.calls[call] += 1
         self.fault(call, key)
 
-    def get(self, key: str, max_bytes: int) -> Stored | None:
+    def get(self, key: str, max_bytes: int) -> StoredObject | None:
         self._note("get", key)
         found = self.objects.get(key)
         if found is None:
             return None
         content = self.corrupt(key, found[0])
-        return Stored(content if len(content) <= max_bytes else b"", len(content), found[1], str(found[2]))
+        return StoredObject(content if len(content) <= max_bytes else b"", len(content), found[1], str(found[2]))
 
-    def head(self, key: str) -> Listed | None:
+    def head(self, key: str) -> ListedObject | None:
         self._note("head", key)
         found = self.objects.get(key)
-        return None if found is None else Listed(key, len(found[0]), found[1])
+        return None if found is None else ListedObject(key, len(found[0]), found[1])
 
     def put(self, key: str, content: Buffer) -> None:
         self._note("put", key)
@@ -73,9 +72,11 @@ class FakeObjects:
         self.objects[key] = (bytes(content), self._wall(), self._version)
         return True
 
-    def list(self, prefix: str) -> Iterator[Sequence[Listed]]:
+    def list(self, prefix: str) -> Iterator[Sequence[ListedObject]]:
         self._note("list", prefix)
-        yield [Listed(key, len(each[0]), each[1]) for key, each in list(self.objects.items()) if key.startswith(prefix)]
+        yield [
+            ListedObject(key, len(each[0]), each[1]) for key, each in list(self.objects.items()) if key.startswith(prefix)
+        ]
 
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
@@ -114,7 +115,7 @@ class StepStore(SharedStore):
             objects, page_tokens=page_tokens, clock=lambda: self.now, warn=self.warnings.append, **{**known, **options}
         )
 
-    def _make_reader(self) -> Reader[Address, Object]:
+    def _make_reader(self) -> DiskReader[Address, Object]:
         return FakeReader(self.read)
 
     def _start(self) -> None:

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bough.cache.residency.rates import Rates
-from bough.cache.tree.state import Block, Buffer, Group, Incoming, Kind, Lane, Page, Source, Span, State, Tier
+from bough.cache.tree.state import Block, Buffer, Group, GroupSource, Incoming, Kind, Lane, Page, RowSpan, State, Tier
 from bough.cache.tree.tokens import pack, unpack
 from bough.engines.contract import Capabilities, EngineInfo, ScoredRun
 from bough.errors import EngineError
-from bough.types import Draw, Sampled
+from bough.types import Draw, SampledToken
 
 WINDOW = 4
 
@@ -105,13 +105,13 @@ class FakeLane:
     def first_row(self, group: Group) -> int:
         return self.held[group][0]
 
-    def adopt(self, offset: int, sources: Mapping[Group, Source]) -> None:
+    def adopt(self, offset: int, sources: Mapping[Group, GroupSource]) -> None:
         self.engine.maybe_fail("adopt")
         assert set(sources) == set(self.held) and offset <= self.capacity
         self.held = {group: self._adopted(group, offset, source) for group, source in sources.items()}
         assert self.offset == offset
 
-    def _adopted(self, group: Group, offset: int, source: Source) -> tuple[int, list[int]]:
+    def _adopted(self, group: Group, offset: int, source: GroupSource) -> tuple[int, list[int]]:
         first, tokens = self.held[group]
         for item in (*source.pages, *([source.state] if source.state else [])):
             assert item in self.engine.live, f"adopting what was released {item}"
@@ -131,8 +131,8 @@ class FakeLane:
         start = group.first_needed(offset) if group.kind is Kind.WINDOW else 0
         return start, [rows[at] for at in range(start, offset)]
 
-    def spans(self, group: Group, start: int, end: int) -> list[Span]:
-        return [Span(start, end, None)]
+    def spans(self, group: Group, start: int, end: int) -> list[RowSpan]:
+        return [RowSpan(start, end, None)]
 
     def publish(self, group: Group, start: int, end: int) -> Page:
         self.engine.maybe_fail("publish")
@@ -242,7 +242,7 @@ class FakeEngine:
     def step(self, lanes: Sequence[Lane], ids: Sequence[int]) -> list[tuple[float, ...]]:
         return [self.evaluate(lane, [token]) for lane, token in zip(lanes, ids, strict=True)]
 
-    def sample(self, logits: Sequence[Any], draws: Sequence[Draw]) -> list[Sampled]:
+    def sample(self, logits: Sequence[Any], draws: Sequence[Draw]) -> list[SampledToken]:
         from tests.reference_sampler import sample
 
         return [sample(each, draw) for each, draw in zip(logits, draws, strict=True)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 from bough.cache.prefix_cache import PrefixCache
-from bough.cache.residency import SaltTrie, Slot
+from bough.cache.residency import LaneSlot, SaltTrie
 from bough.cache.residency.memory import memory_bytes
 from bough.cache.session import Session
 from bough.cache.tree.node import Node
@@ -37,6 +38,58 @@ def check(cache: PrefixCache, engine: FakeEngine, sessions: Iterable[Session] = 
     for session in sessions:
         if session.is_whole and not session.is_closed and not session.is_loading:
             _check_lane(session.lane, session.tokens.tolist())
+
+
+class _Position(NamedTuple):
+    """The position of a node in the forest, and what identifies its content."""
+
+    trie: SaltTrie
+    parent: Node | None
+    start: int
+    edge: bytes
+    content: frozenset[object]
+
+
+def _positions(cache: PrefixCache) -> dict[Node, _Position]:
+    return {
+        node: _Position(trie, node.parent, node.start, node.edge, frozenset((*node.items(), *node.points.values())))
+        for trie in cache.forest.tries.values()
+        for node in trie.walk()
+    }
+
+
+def check_only_dropped(before: dict[Node, _Position], cache: PrefixCache) -> None:
+    """Assert that nodes were only trimmed or removed since then: whatever still has content is the same object, there."""
+    after = _positions(cache)
+    assert after.keys() <= before.keys(), "making room has added a node"
+    for node, now in after.items():
+        then = before[node]
+        assert (now.trie, now.parent, now.start) == (then.trie, then.parent, then.start), "making room has moved a node"
+        assert then.edge.startswith(now.edge) and (now.edge == then.edge or node.is_leaf)
+        assert node.is_root or now.trie.has(node)
+    left = frozenset[object]().union(*(now.content for now in after.values()))
+    for node in before.keys() - after.keys():
+        assert not before[node].content & left, "a node has gone whose content is still there"
+
+
+def watch_evictions(cache: PrefixCache) -> None:
+    """Have every eviction checked from now on, and the tries after it, however it comes about."""
+    evictor: Any = cache.residency.evictor
+    for name in ("evict_one", "demote_one"):
+        setattr(evictor, name, _checked(getattr(evictor, name), cache))
+
+
+def _checked(evict: Callable[..., bool], cache: PrefixCache) -> Callable[..., bool]:
+    def checked(*args: Any, **kwargs: Any) -> bool:
+        before = _positions(cache)
+        try:
+            return evict(*args, **kwargs)
+        finally:
+            check_only_dropped(before, cache)
+            for trie in cache.forest.tries.values():
+                trie.check()
+
+    return checked
 
 
 def _check_account(trie: SaltTrie) -> None:
@@ -89,7 +142,7 @@ def reusable(cache: PrefixCache, prompt: list[int], salt: str = "") -> int:
 
 def _deepest(
     cache: PrefixCache,
-    slot: Slot,
+    slot: LaneSlot,
     prompt: list[int],
     salt: str,
     path: list[Node],

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -16,9 +18,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from bough.config import Settings
 from bough.engines.torch import TorchEngine
 from bough.engines.torch.cpu.library import load_kernels
-from bough.engines.torch.cpu.weight import PackedWeight
-from bough.engines.torch.loading import load_model
+from bough.engines.torch.cpu.packing import Packing, install
+from bough.engines.torch.cpu.route import WeightsChoice
+from bough.engines.torch.cpu.weight import PackedWeight, Products
+from bough.engines.torch.model_loader import load_model
 from bough.errors import KernelsMissing
+from bough.models.weights.packed import row_bytes
 from tests.tiny_models import CONFIGS, SEED
 
 GAIN = 0.15
@@ -96,6 +101,36 @@ def unpack_model(model: Any) -> Any:
                 delattr(module, name)
                 module.register_parameter(name, nn.Parameter(weight.unpack(), requires_grad=False))
     return model
+
+
+def random_blocks(type_name: str, num_rows: int, num_columns: int, spread: float) -> np.ndarray:
+    """Rows of random bytes as blocks of a type, with scales so that the weights have this standard deviation."""
+    kind = gguf.GGMLQuantizationType[type_name]
+    size = gguf.GGML_QUANT_SIZES[kind][1]
+    random = np.random.default_rng(num_rows + num_columns)
+    blocks = random.integers(0, 256, (num_rows, row_bytes(type_name, num_columns)), np.uint8)
+    starts = [size - 2] if type_name == "Q6_K" else [0] if type_name in ("Q4_0", "Q5_0", "Q8_0") else [0, 2]
+    at = [block * size + start for block in range(blocks.shape[1] // size) for start in starts]
+    scales = random.uniform(-1.0, 1.0, (num_rows, len(at))).astype(np.float16)
+    for factor in (1.0, None):
+        scales = scales if factor else (scales * (spread / gguf.dequantize(blocks, kind).std())).astype(np.float16)
+        for i, start in enumerate(at):
+            blocks[:, start : start + 2] = scales[:, [i]].view(np.uint8)
+    return blocks
+
+
+def pack_in_blocks(model: Any, type_name: str) -> WeightsChoice:
+    """Give every weight that can be packed random blocks of this type; returns how the engine is to take them."""
+    products = Products(load_kernels(), 1)
+    packed: dict[str, PackedWeight] = {}
+    for name, parameter in list(model.named_parameters()):
+        if name.endswith(("proj.weight", "embed_tokens.weight", "lm_head.weight")):
+            rows, columns = parameter.shape
+            blocks = torch.from_numpy(random_blocks(type_name, rows, columns, 1.5 / columns**0.5))
+            matrix = products.pack(type_name, rows, columns, lambda first, last, blocks=blocks: blocks[first:last])
+            packed[name] = PackedWeight(matrix, parameter.shape, products)
+    install(model, packed)
+    return WeightsChoice(Packing(products))
 
 
 def differs_by(found: Tensor, wanted: Tensor) -> float:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate
+from statistics import pstdev
 
-from bough.types import Alternative, Draw, Sampled
+from bough.types import Alternative, Draw, SampledToken
 
 
-def sample(logits: Sequence[float], draw: Draw) -> Sampled:
+def sample(logits: Sequence[float], draw: Draw) -> SampledToken:
     """Choose one token: the first, in the order of ids, at which the cumulative distribution exceeds the number drawn."""
     token_id = 0
     cumulative = 0.0
@@ -19,18 +20,18 @@ def sample(logits: Sequence[float], draw: Draw) -> Sampled:
             cumulative += probability
             if cumulative > draw.uniform:
                 break
-    return Sampled(token_id) if draw.params.logprobs is None else score(logits, token_id, draw.params.logprobs)
+    return SampledToken(token_id) if draw.params.logprobs is None else score(logits, token_id, draw.params.logprobs)
 
 
-def score(logits: Sequence[float], token_id: int, num_top: int) -> Sampled:
+def score(logits: Sequence[float], token_id: int, num_top: int) -> SampledToken:
     """How likely a token is in the raw distribution, and the likeliest tokens."""
     raw = log_softmax(logits)
-    return Sampled(token_id, raw[token_id], tuple(Alternative(each, raw[each]) for each in rank(logits)[:num_top]))
+    return SampledToken(token_id, raw[token_id], tuple(Alternative(each, raw[each]) for each in rank(logits)[:num_top]))
 
 
 def probabilities(logits: Sequence[float], draw: Draw) -> list[float]:
     """The distribution that the token is drawn from."""
-    scores = mask(penalise(bias(logits, draw), draw), draw.allowed)
+    scores = keep_near_best(mask(penalise(bias(logits, draw), draw), draw.allowed), draw.params.top_n_sigma)
     ranked = rank(scores)
     if draw.params.temperature == 0:
         return [float(token_id == ranked[0]) for token_id in range(len(scores))]
@@ -65,6 +66,14 @@ def mask(scores: Sequence[float], allowed: bytes | None) -> list[float]:
     if allowed is None:
         return list(scores)
     return [score if allowed[index // 8] >> (index % 8) & 1 else -math.inf for index, score in enumerate(scores)]
+
+
+def keep_near_best(scores: Sequence[float], top_n_sigma: float) -> list[float]:
+    """Leave out the scores that are more than so many standard deviations of the possible ones below the largest."""
+    if top_n_sigma == 0:
+        return list(scores)
+    least = max(scores) - top_n_sigma * pstdev(score for score in scores if score > -math.inf)
+    return [score if score >= least else -math.inf for score in scores]
 
 
 def rank(scores: Sequence[float]) -> list[int]:
@@ -108,6 +117,10 @@ def is_near_border(logits: Sequence[float], draw: Draw, margin: float = 1e-6) ->
 def _is_limit_near(scores: Sequence[float], draw: Draw, margin: float) -> bool:
     params = draw.params
     best = max(scores)
+    least = best - params.top_n_sigma * pstdev(score for score in scores if score > -math.inf)
+    if params.top_n_sigma > 0 and any(abs(score - least) < margin for score in scores):
+        return True
+    scores = keep_near_best(scores, params.top_n_sigma)
     ranked = rank(scores)[: params.top_k or len(scores)]
     weights = [math.exp((scores[token_id] - best) / params.temperature) for token_id in ranked]
     total = math.fsum(weights)

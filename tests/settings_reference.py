@@ -1,10 +1,12 @@
-"""The settings reference, docs/settings.md, made from `bough/config/settings.py` and the flags of the commands.
+"""The settings reference, docs/settings.md, made from `bough/config/settings.py`, the sampling parameters and the flags of
+the commands; and the numbers that the page's settings dialog asks for, made from the sampling parameters.
 
-`make docs` (or `python -m tests.settings_reference`) writes it; a test checks that it is up to date.
+`make docs` (or `python -m tests.settings_reference`) writes both; a test checks that they are up to date.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
@@ -16,18 +18,26 @@ import typer
 from bough.cli.main import app
 from bough.cli.options import settings_of
 from bough.config import SIZES, TIMES, Settings
+from bough.sampling_params import PARAMETERS, TYPES, Parameter, SamplingParams
 
-PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "settings.md"
+NUMBERS = ROOT / "bough" / "server" / "web" / "chat" / "parameters.js"
 COMMANDS = ("run", "serve")  # together they have every flag that sets a setting
 
+NUMBERS_HEAD = """\
+/**
+ * The numbers that a user may give, under the names of `options`. An empty field leaves the choice to the model.
+ * Made by `make docs` from bough/sampling_params.py.
+ */
+"""
 INTRODUCTION = """\
 # Settings
 
 <!-- Made by `make docs` from bough/config/settings.py. Do not edit: change the sentence beside the setting there. -->
 
 A setting is read from the first of these that has it: a flag, a `BOUGH_*` variable, `bough.toml`, the default. In Python
-the setting is a keyword of `bough.load`. Each has one name everywhere; names of version 0.1 (`device_bytes`, `disk_ttl_s`,
-`--memory` …) still work. An unknown name is an error.
+the setting is a keyword of `bough.load`. Each has one name everywhere. An unknown name is an error.
 
 ```bash
 bough serve --lanes 8 --device-memory 4GB                   # flags
@@ -47,17 +57,61 @@ bough.load(lanes=8, device_memory="4GB")  # keywords
 
 - Sizes are bytes, or a text such as `"512M"`, `"2GB"` (powers of 1,024). Times are seconds, or a text such as `"30s"`,
   `"90m"`, `"12h"`, `"7d"`. Switches are `true` and `false` (also `1`, `0`, `yes`, `no`, `on`, `off`).
-- `auto` derives a value from the machine. `bough show`, `bough ps` and `GET /api/cache` tell what it came to.
-- `trust_remote_code`, `host`, `origins`, `allowed_hosts` and `store` are not read from a `bough.toml` in the working
-  folder: that file may have come with somebody else's files.
-- `PIP_INDEX_URL` sets `index_url` where nothing else does. `HF_TOKEN` is the Hugging Face library's own variable.
+- `auto` derives a value from the machine. `bough show`, `bough ps` and `GET /api/cache` show the result.
+- `trust_remote_code`, `host`, `origins`, `allowed_hosts` and `store` are an error in a `bough.toml` in the working folder,
+  because that file may have come with other people's files.
+- `PIP_INDEX_URL` is the package index that carries the default model, as for pip. `HF_TOKEN` is the Hugging Face library's
+  own variable.
+
+"""
+
+
+SAMPLING = """
+## Sampling parameters
+
+<!-- Made from bough/sampling_params.py. -->
+
+Fields of `bough.SamplingParams` and keywords of `generate`; those that a chat can use are flags of `bough run` and
+names of `/set`, too. The other columns are the names in OpenAI's chats and completions and in Ollama's options. A
+model's files may have defaults for those marked with \\*.
 
 """
 
 
 def make_page() -> str:
     """The whole page."""
-    return INTRODUCTION + "\n".join(_table()) + "\n"
+    order = next(each for each in (SamplingParams.__doc__ or "").split("\n\n") if "The order is" in each)
+    sampling = [*_sampling_table(), "", *map(str.strip, order.splitlines())]
+    return INTRODUCTION + "\n".join(_table()) + "\n" + SAMPLING + "\n".join(sampling) + "\n"
+
+
+def make_numbers() -> str:
+    """The module of the page with the numbers that a user may set."""
+    found = [_describe_number(name, each) for name, each in PARAMETERS.items() if each.ollama and name != "stop"]
+    lines = "".join(f"  {json.dumps(each, ensure_ascii=False)},\n" for each in found)
+    return NUMBERS_HEAD + f"export const NUMBERS = [\n{lines}];\n"
+
+
+def _describe_number(name: str, parameter: Parameter) -> dict[str, Any]:
+    return {
+        "name": parameter.ollama,
+        "label": name.replace("_", " ").capitalize(),
+        "least": parameter.least,
+        "most": parameter.most,
+        "isAbove": parameter.is_above and not parameter.is_clamped,
+        "isWhole": "int" in TYPES[name],
+        "hint": parameter.help,
+    }
+
+
+def _sampling_table() -> Iterator[str]:
+    yield "| parameter | default | range | OpenAI | Ollama | what it does |"
+    yield "|---|---|---|---|---|---|"
+    for each in fields(SamplingParams):
+        known = PARAMETERS[each.name]
+        names = " | ".join(f"`{name}`" if name else "–" for name in (known.openai, known.ollama))
+        mark = "" if known.neutral is None else " \\*"
+        yield f"| `{each.name}`{mark} | `{each.default}` | {known.describe_range() or '–'} | {names} | {known.help} |"
 
 
 def _table() -> Iterator[str]:
@@ -100,3 +154,4 @@ def _size(num_bytes: int) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(make_page(), encoding="utf-8")
+    NUMBERS.write_text(make_numbers(), encoding="utf-8")

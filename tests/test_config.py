@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.config import Settings, find_given, load_settings, parse_bytes, parse_seconds
+from bough.config import Settings, find_given, find_package_index, load_settings, parse_bytes, parse_seconds
 from bough.errors import SettingsError
 
 
@@ -27,9 +27,9 @@ def test_a_flag_that_was_not_given_leaves_the_next_source(file: Path) -> None:
     assert load_settings({"lanes": None}, {}, file).lanes == 2
 
 
-def test_the_package_index_of_pip_is_used_unless_ours_is_set(file: Path) -> None:
-    assert load_settings({}, {"PIP_INDEX_URL": "http://a"}, file).index_url == "http://a"
-    assert load_settings({}, {"PIP_INDEX_URL": "http://a", "BOUGH_INDEX_URL": "http://b"}, file).index_url == "http://b"
+def test_the_package_index_is_that_of_pip_or_else_pypi() -> None:
+    assert find_package_index({"PIP_INDEX_URL": "http://a"}) == "http://a"
+    assert find_package_index({}) == "https://pypi.org/simple"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,6 @@ def test_the_engine_is_one_of_three(engine: str, file: Path) -> None:
         {"keep_alive": "nan"},
         {"keep_alive": "auto"},
         {"request_timeout": 0},
-        {"watchdog": "never"},
         {"stop_after": -1},
         {"verify_cache": 1.5},
         {"verify_cache": "nan"},
@@ -188,8 +187,8 @@ def test_a_list_in_the_file_is_read_as_text_with_commas(tmp_path: Path) -> None:
     assert load_settings({}, {}, file).origins == "http://a,http://b"
 
 
-def test_keys_and_secrets_are_not_shown_with_the_settings() -> None:
-    assert "hidden" not in repr(Settings(api_key="hidden", store_secret="hidden from everybody"))
+def test_keys_are_not_shown_with_the_settings() -> None:
+    assert "hidden" not in repr(Settings(api_key="hidden"))
 
 
 def test_words_for_yes_and_no_are_read(file: Path) -> None:
@@ -214,30 +213,13 @@ def test_every_setting_has_a_sentence_for_the_reference(each: dataclasses.Field[
     assert each.metadata["help"].endswith(".")
 
 
-def test_a_setting_is_also_read_by_its_old_name(tmp_path):
-    file = tmp_path / "bough.toml"
-    file.write_text('disk_bytes = "1GB"\ndevice_bytes = "1GB"')
-
-    found = load_settings({"host_bytes": "3GB"}, {"BOUGH_DEVICE_BYTES": "2GB", "BOUGH_KEEP_ALIVE_S": "1h"}, file)
-
-    assert (found.disk, found.device_memory, found.host_memory, found.keep_alive) == (1 << 30, 2 << 30, 3 << 30, 3600)
-
-
-def test_of_two_names_of_one_setting_the_new_one_counts(tmp_path):
-    file = tmp_path / "bough.toml"
-    file.write_text("")
-
-    assert load_settings({}, {"BOUGH_DISK": "1GB", "BOUGH_DISK_BYTES": "2GB"}, file).disk == 1 << 30
-
-
 @pytest.mark.parametrize(
     ("name", "value", "problem"),
     [
         ("keep_alive", "5x", "is '5x', and must be a time such as 7d or never"),
         ("queue", "-1", "is -1, and must be at least 0"),
         ("engine", "abacus", "is 'abacus', and must be auto, torch or mlx"),
-        ("graphs", "on", "is 'on', and must be auto, wait or off"),
-        ("weights", "q3", "is 'q3', and must be auto, packed, float32, q8_0, q4_0 or int4"),
+        ("weights", "q3", "is 'q3', and must be auto, packed, float32, q8_0 or q4_0"),
     ],
 )
 def test_an_error_names_a_setting_in_the_words_that_were_typed(name, value, problem, tmp_path):
@@ -256,11 +238,6 @@ def test_an_error_names_a_setting_in_the_words_that_were_typed(name, value, prob
         with pytest.raises(SettingsError) as raised:
             load()
         assert str(raised.value) == f"{words} {problem}"
-
-
-def test_an_old_name_is_named_as_it_was_typed(file):
-    with pytest.raises(SettingsError, match=r"^BOUGH_DISK_BYTES is 'much'"):
-        load_settings({}, {"BOUGH_DISK_BYTES": "much"}, file)
 
 
 def test_a_misspelt_setting_in_the_file_suggests_the_nearest(tmp_path):
@@ -282,12 +259,11 @@ def test_variables_for_building_the_kernels_are_no_settings():
 
 
 def test_what_was_given_tells_where_it_came_from(file):
-    found = find_given({"lanes": 7}, {"BOUGH_DISK_BYTES": "1GB"}, file, are_flags=True)
+    found = find_given({"lanes": 7}, {"BOUGH_DISK": "1GB"}, file, are_flags=True)
 
     assert {name: (each.source, each.words) for name, each in found.items()} == {
         "lanes": ("flag", "--lanes"),
-        "disk": ("variable", "BOUGH_DISK_BYTES"),
+        "disk": ("variable", "BOUGH_DISK"),
         "threads": ("file", f"threads in {file}"),
         "dtype": ("file", f"dtype in {file}"),
     }
-    assert [name for name, each in found.items() if each.is_old_name] == ["disk"]

@@ -11,21 +11,22 @@ from pathlib import Path
 import pytest
 
 import bough
+from benchmarks.__main__ import app as benchmarks
+from bough.cli.bench import app as bench
 from bough.cli.main import COMMANDS
 from tests import settings_reference
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
-FOLDERS = (ROOT / "bench", ROOT / "examples")
+FOLDERS = (ROOT / "benchmarks", ROOT / "examples")
 QUIET = {"NO_MKDOCS_2_WARNING": "1"}  # the theme tells of its successor, as long as this is not set
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(page for each in FOLDERS for page in each.rglob("*.md"))])
 
 
 def test_every_module_says_what_it_is() -> None:
-    assert not [
-        file for file in (ROOT / "bough").rglob("*.py") if not file.read_text(encoding="utf-8").startswith(('"""', "'''"))
-    ]
+    files = [file for folder in ("bough", "benchmarks") for file in (ROOT / folder).rglob("*.py")]
+    assert not [file for file in files if not file.read_text(encoding="utf-8").startswith(('"""', "'''"))]
 
 
 def test_public_names_exist() -> None:
@@ -45,6 +46,13 @@ def test_the_commands_page_names_every_command() -> None:
     assert [name for name in COMMANDS if not re.search(rf"\bbough {name}\b|`{name}`", page)] == []
 
 
+def test_the_benchmarks_page_names_every_benchmark() -> None:
+    page = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    for program, app in (("bough bench", bench), ("python -m benchmarks", benchmarks)):
+        names = {command.callback.__name__.replace("_", "-") for command in app.registered_commands if command.callback}
+        assert names == set(re.findall(rf"^\| `{program} ([\w-]+)` \| .+ \|$", page, re.MULTILINE))
+
+
 def test_the_architecture_has_a_line_for_each_folder_and_no_other() -> None:
     page = (DOCS / "architecture.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(bough[\w/]*)` \| .+ \|$", page, re.MULTILINE)
@@ -55,6 +63,11 @@ def test_the_architecture_has_a_line_for_each_folder_and_no_other() -> None:
 def test_the_settings_page_is_up_to_date() -> None:
     page = settings_reference.PAGE.read_text(encoding="utf-8")
     assert page == settings_reference.make_page(), "run: make docs"
+
+
+def test_the_numbers_of_the_page_are_the_sampling_parameters() -> None:
+    found = settings_reference.NUMBERS.read_text(encoding="utf-8")
+    assert found == settings_reference.make_numbers(), "run: make docs"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)

@@ -19,6 +19,7 @@ import typer
 from typer.testing import CliRunner
 
 import bough
+from benchmarks.__main__ import app as benchmarks
 from bough.cli.main import app
 from bough.models import ModelFiles
 from tests.code_blocks import MARK, SHELL, Block, Command, find_blocks, find_commands
@@ -42,7 +43,7 @@ FILTERS = {"cat", "grep"}
 NEVER_RUN = {"serve", "pull", "show", "rm", "bench", "replay", "launch"}
 """Commands that load a model here, fetch or delete one, or do not end: they are parsed alone. So is a chat."""
 
-LOCAL_FLAGS = {"--local", "--live", "--resume"}
+LOCAL_FLAGS = {"--local", "--watch", "--resume"}
 
 
 def shows(page: Path) -> str:
@@ -75,7 +76,9 @@ def check_command(command: Command) -> None:
     """Fail for what is known to be wrong with a command, and for a program that nothing is known about."""
     match command.program:
         case "bough":
-            parse(command)
+            parse(app, command, command.words[1:])
+        case "python" if command.words[1:3] == ("-m", "benchmarks"):
+            parse(benchmarks, command, command.words[3:])
         case "pip":
             for extras in re.findall(r"\[(.+?)\]", " ".join(command.words)):
                 assert set(extras.split(",")) <= _extras(), f"{command}: an extra that pyproject.toml does not have"
@@ -91,13 +94,13 @@ def check_command(command: Command) -> None:
             assert known, f"{command}: nothing is known about {program}: mark the block with <!-- not run: why -->"
 
 
-def parse(command: Command) -> None:
-    """Read the command's words as `bough` does, and do nothing."""
+def parse(program: typer.Typer, command: Command, words: tuple[str, ...]) -> None:
+    """Read the command's words as the program does, and do nothing."""
     try:
-        context: Any = typer.main.get_command(app).make_context("bough", list(command.words[1:]))
+        context: Any = typer.main.get_command(program).make_context(command.program, list(words))
         while hasattr(context.command, "resolve_command"):  # a group
-            name, found, words = context.command.resolve_command(context, [*context._protected_args, *context.args])
-            context = found.make_context(name, words, parent=context)
+            name, found, rest = context.command.resolve_command(context, [*context._protected_args, *context.args])
+            context = found.make_context(name, rest, parent=context)
     except Exception as error:
         error.add_note(f"in {command}")
         raise

@@ -6,9 +6,11 @@ The same name always gives the same weights. A folder made here holds a config a
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from packaging.version import Version
@@ -34,10 +36,21 @@ ON_MLX = (
 )
 """Those that mlx-lm computes as transformers does."""
 
+OF_EACH_KIND = ("llama", "gemma3_text", "gemma3n_text", "qwen3_next", "falcon_h1", "mamba2", "jamba")
+"""Full attention, windows, shared rows, states beside attention and in one layer with it, states alone; one more hybrid."""
+
 _KNOWN_WRONG: dict[str, dict[str, Any]] = (
     {} if Version(transformers.__version__) >= Version("5.23") else {"mamba2": {"n_groups": 1}}
 )
 """What this version of transformers is not asked for: until 5.23 it normed all groups of mamba2 together."""
+
+
+def others_slow(names: Iterable[str]) -> list[Any]:
+    """These architectures as parameters of a test: one of each kind always, the others with `--slow`.
+
+    For tests of a whole program: tests/contract/test_parity.py compares the logits of all architectures.
+    """
+    return [name if name in OF_EACH_KIND else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def make_config(name: str, **overrides: Any) -> Any:

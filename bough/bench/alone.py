@@ -1,7 +1,7 @@
 """One request alone on the engine, on the calling thread: without scheduler, and with any strategy of reuse.
 
 The benchmarks compare strategies with it, and tests take it as the reference for requests that run together. It uses engine
-and tree itself, so the runtime's worker must not run meanwhile: a benchmark that answers so never starts it.
+and tree itself, so the runtime's worker must not run meanwhile.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Any
 from bough.cache.session import Reuse
 from bough.engines.contract import Engine
 from bough.generate.generation import ChunkSize, Generation
+from bough.generate.request import Request
 from bough.runtime import Runtime
 from bough.types import Chunk, Completion, Prompt, SamplingParams
 
 _READ_WAIT_S = 0.01
 
 
-class Alone:
+class SingleRequests:
     """Answers prompts one after the other, by the runtime's own tree or by another strategy of reuse."""
 
     def __init__(self, runtime: Runtime, reuse: Reuse | None = None) -> None:
@@ -35,7 +36,7 @@ class Alone:
     def stream(self, prompt: Prompt, *, raw: bool = False, **sampling: Any) -> Iterator[Chunk | Completion]:
         """Yield the pieces of the answer that are not empty, then the completion."""
         runtime = self._runtime
-        generation = runtime.prepare(runtime.prompts.encode(prompt, raw=raw), SamplingParams(**sampling))
+        generation = runtime.prepare(Request.of(runtime.prompts.encode(prompt, raw=raw), SamplingParams(**sampling)))
         for piece in run_alone(runtime.engine, self._reuse, generation, runtime.chunk_size):
             if not isinstance(piece, Chunk) or piece.text or piece.token_ids:
                 yield piece
@@ -43,41 +44,41 @@ class Alone:
                 generation.wait_for_reads(_READ_WAIT_S)
 
 
+def warm_up(runtime: Runtime) -> None:
+    """Answer a short prompt: the first forward pass of a process is slow."""
+    SingleRequests(runtime).generate(list(range(3, 35)), max_tokens=2)
+
+
 def run_alone(
     engine: Engine, reuse: Reuse, generation: Generation, size: ChunkSize
 ) -> Generator[Chunk | Completion, None, None]:
-    """Load what lies on disk, prefill in chunks, then decode a token at a time: yield the pieces, then the completion.
+    """Load what is on disk, prefill in chunks, then decode a token at a time: yield the pieces, then the completion.
 
     Empty pieces come too, so that the caller can stop at any step. While the generation `is_loading`, the caller should
     wait a little after each of them. However the iteration ends, the session is closed and the work that was done is kept.
     """
     with closing(generation):
         generation.begin(reuse)
-        while generation.is_loading and not generation.is_done:
+        while generation.is_loading:
             yield Chunk("")
             generation.advance_loading()
         while not generation.is_done and not generation.is_prefilled:
             yield generation.prefill_chunk(size) or Chunk("")
         while not generation.is_done:
-            chunk = _next_token(engine, generation)
-            if chunk is not None:
+            if (chunk := _decode_token(engine, generation)) is not None:
                 yield chunk
         completion = generation.completion()
     yield completion
 
 
-def _next_token(engine: Engine, generation: Generation) -> Chunk | None:
+def _decode_token(engine: Engine, generation: Generation) -> Chunk | None:
     started_s = generation.clock()
     if generation.next_id is not None:
-        _feed(engine, generation, generation.next_id)
+        generation.cross_reuse_limit()
+        ids = [generation.next_id]
+        with generation.session.feeding(ids):
+            (generation.logits,) = engine.step([generation.lane], ids)
     (sampled,) = engine.sample([generation.logits], [generation.draw()])
     chunk = generation.accept(sampled)
     generation.note_step(generation.clock() - started_s)
     return chunk
-
-
-def _feed(engine: Engine, generation: Generation, token_id: int) -> None:
-    generation.cross_reuse_limit()
-    ids = [token_id]
-    with generation.session.feeding(ids):
-        (generation.logits,) = engine.step([generation.lane], ids)

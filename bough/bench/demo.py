@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 from rich.console import Console, Group
@@ -12,18 +12,13 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from bough.bench.alone import Alone
-from bough.bench.report import strategy_table, turn_table
-from bough.bench.strategies import Strategy, make_strategy
-from bough.bench.switch import Oracle, StrategyResult, Turn, fed_tokens, make_turn
-from bough.bench.timing import warm_up
+from bough.bench.alone import warm_up
+from bough.bench.strategies import STRATEGIES
+from bough.bench.switch import StrategyResult, StrategyRun, strategy_table, turn_table
 from bough.cache.admin.view import view_tree
 from bough.cache.prefix_cache import PrefixCache
 from bough.runtime import Runtime
 from bough.types import Completion, Message
-
-STRATEGIES = {"tree": "tree", "single": "single entry", "none": "no cache"}
-"""The strategies of the tour, and what each is called."""
 
 REPLY_TOKENS = 24
 
@@ -52,6 +47,8 @@ TOPICS: tuple[tuple[str, ...], ...] = (
     ("I need a quiet desk for tomorrow.", "Can our group book a room?", "For how many hours?"),
 )
 
+NUM_TURNS = sum(map(len, TOPICS))
+
 
 def show_demo(console: Console, runtime: Runtime) -> None:
     """Run the tour with three strategies, then print the cost of each turn, and the tree.
@@ -76,21 +73,19 @@ def _run_all(console: Console, runtime: Runtime) -> tuple[dict[str, StrategyResu
     bars = Progress(TextColumn("{task.description:>14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     said = Text()
     with Live(Group(bars, Panel(said, title="now")), console=console, refresh_per_second=8, transient=True):
-        for name, label in STRATEGIES.items():
-            strategy = make_strategy(name, runtime)
-            tour = Tour(runtime, strategy)
-            task = bars.add_task(label, total=tour.num_turns)
-            _print_stage(console, f"{label}: {tour.num_turns} questions in {len(TOPICS)} conversations")
-            for num_answered, _ in enumerate(tour.run(name, lambda text: _say(said, text)), start=1):
+        for name in ("tree", "single", "none"):
+            run, label = StrategyRun(name, runtime), STRATEGIES[name]
+            task = bars.add_task(label, total=NUM_TURNS)
+            _print_stage(console, f"{label}: {NUM_TURNS} questions in {len(TOPICS)} conversations")
+            for num_answered, _ in enumerate(_ask_all(run, said), start=1):
                 bars.advance(task)
                 if num_answered % len(TOPICS) == 0:
-                    _print_stage(console, f"{label}: {num_answered} of {tour.num_turns} questions answered")
-            results[name] = tour.result
-            tour.result.kept_bytes = strategy.kept_bytes
-            if name == "tree" and isinstance(strategy, PrefixCache):
+                    _print_stage(console, f"{label}: {num_answered} of {NUM_TURNS} questions answered")
+            results[name] = run.result
+            if name == "tree" and isinstance(run.strategy, PrefixCache):
                 decode = partial(runtime.tokenizer.decode, skip_special_tokens=False)
-                drawing = str(view_tree(strategy.forest, strategy.clock.now(), decode))
-            strategy.clear()
+                drawing = str(view_tree(run.strategy.forest, run.strategy.clock.now(), decode))
+            run.strategy.clear()
     return results, drawing
 
 
@@ -100,44 +95,15 @@ def _print_stage(console: Console, text: str) -> None:
         console.print(text, markup=False, highlight=False)
 
 
-def _say(said: Text, text: str) -> None:
-    said.plain = text[-400:]
-
-
-class Tour:
-    """The conversations with one strategy. They take turns, one question each."""
-
-    num_turns = sum(len(topic) for topic in TOPICS)
-
-    def __init__(self, runtime: Runtime, strategy: Strategy) -> None:
-        self.result = StrategyResult("")
-        self._prompts = runtime.prompts
-        self._alone = Alone(runtime, strategy)
-        self._oracle = Oracle()
-        self._chats: list[list[Message]] = [[{"role": "system", "content": SYSTEM}] for _ in TOPICS]
-
-    def run(self, name: str, on_text: Callable[[str], None]) -> Iterator[Turn]:
-        """Ask every question and yield after each answer. `on_text` receives the question with the answer so far."""
-        self.result.name = name
-        for turn in range(len(TOPICS[0])):
-            for number, topic in enumerate(TOPICS):
-                yield self._ask(number, turn, topic[turn], on_text)
-
-    def _ask(self, number: int, turn: int, question: str, on_text: Callable[[str], None]) -> Turn:
-        chat = self._chats[number]
-        chat.append({"role": "user", "content": question})
-        ids = list(self._prompts.encode(chat).ids)
-        text = ""
-        for piece in self._alone.stream(chat, max_tokens=REPLY_TOKENS):
-            if isinstance(piece, Completion):
-                return self._note(number, turn, ids, piece)
-            text += piece.text
-            on_text(f"chat {'ABCDEFGH'[number]}\n> {question}\n{text}")
-        raise AssertionError("a stream ends with its completion")
-
-    def _note(self, number: int, turn: int, ids: list[int], answer: Completion) -> Turn:
-        self._chats[number].append({"role": "assistant", "content": answer.text})
-        done = make_turn(number, turn, self._oracle.possible(ids), answer)
-        self._oracle.add([*ids, *fed_tokens(answer)])
-        self.result.turns.append(done)
-        return done
+def _ask_all(run: StrategyRun, said: Text) -> Iterator[None]:
+    """Ask every question, conversations in turns, and yield after each answer. `said` shows the answer so far."""
+    chats: list[list[Message]] = [[{"role": "system", "content": SYSTEM}] for _ in TOPICS]
+    for turn, questions in enumerate(zip(*TOPICS, strict=True)):
+        for number, (chat, question) in enumerate(zip(chats, questions, strict=True)):
+            chat.append({"role": "user", "content": question})
+            text = ""
+            for piece in run.ask(number, turn, chat, max_tokens=REPLY_TOKENS):
+                text = piece.text if isinstance(piece, Completion) else text + piece.text
+                said.plain = f"chat {'ABCDEFGH'[number]}\n> {question}\n{text}"[-400:]
+            chat.append({"role": "assistant", "content": text})
+            yield

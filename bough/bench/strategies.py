@@ -15,18 +15,20 @@ from typing import Protocol
 
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.session import Reuse
-from bough.cache.tree.plan import Live, plan
-from bough.cache.tree.state import PAGE_TOKENS, Group, Kind, Lane, Page, PageStore, Source, State, page_ranges
-from bough.cache.tree.tokens import common_prefix, num_tokens, pack
+from bough.cache.tree.plan import LiveRows, plan
+from bough.cache.tree.state import PAGE_TOKENS, Group, GroupSource, Kind, Lane, Page, PageStore, State, page_ranges
+from bough.cache.tree.tokens import common_prefix, num_tokens
 from bough.runtime import Runtime
+from bough.tokens import Tokens
 from bough.types import Loading
 
 MAX_COPIES = 10
-STRATEGIES = ("tree", "copies", "single", "none")
+STRATEGIES = {"tree": "tree", "copies": "copy per conversation", "single": "single entry", "none": "no cache"}
+"""The strategies, and their names in tables."""
 
 
 class Strategy(Reuse, Protocol):
-    """A caching strategy that tells how many bytes it holds for later requests, not counting lanes."""
+    """A caching strategy. `kept_bytes` are held for later requests, without those of lanes."""
 
     @property
     def kept_bytes(self) -> int: ...
@@ -47,18 +49,14 @@ class LaneSession:
 
     is_loading = False  # these strategies have no disk
 
-    def __init__(self, lane: Lane, ids: Sequence[int], cached: int, on_close: Callable[[LaneSession], None]) -> None:
+    def __init__(self, lane: Lane, prompt: Tokens, cached: int, on_close: Callable[[LaneSession], None]) -> None:
         self.lane = lane
-        self.matched = self.cached = cached
+        self.matched = self.cached = self.loaded_tokens = cached
         self.loading = Loading()
-        self.tokens = array("i", ids[:cached])
-        self._prompt = list(ids)
+        self.tokens = array("i", prompt[:cached].key)
+        self._prompt = prompt
         self._on_close: Callable[[LaneSession], None] | None = on_close
         self.is_whole = True
-
-    @property
-    def loaded_tokens(self) -> int:
-        return self.cached
 
     def advance_loading(self) -> bool:
         return False
@@ -69,20 +67,21 @@ class LaneSession:
     def schedule(self, offset: int) -> None:
         """Does nothing: these strategies store a lane at its end, without restore points."""
 
-    def next_chunk(self, max_tokens: int) -> list[int]:
+    def next_chunk(self, max_tokens: int) -> Tokens:
         return self._prompt[len(self.tokens) : len(self.tokens) + max_tokens]
 
     @contextmanager
     def feeding(self, ids: Sequence[int]) -> Iterator[None]:
         self.begin_feed()
         yield
-        self.end_feed(ids)
+        self.tokens.frombytes(Tokens.of(ids).key)
+        self.is_whole = True
 
     def begin_feed(self) -> None:
         self.is_whole = False
 
-    def end_feed(self, ids: Sequence[int]) -> None:
-        self.tokens.extend(ids)
+    def end_feed(self, token_id: int) -> None:
+        self.tokens.append(token_id)
         self.is_whole = True
 
     def publish(self) -> None:
@@ -115,12 +114,12 @@ class SingleEntry:
         self._tokens = b""
 
     def begin(self, ids: Sequence[int], *, max_new_tokens: int = 0, **_: object) -> LaneSession:
-        prompt = pack(ids)
-        live = Live.of(self._lane, common_prefix(self._tokens, prompt), self._groups)
+        prompt = Tokens.of(ids)
+        live = LiveRows.of(self._lane, common_prefix(self._tokens, prompt.key), self._groups)
         cached = plan(self._groups, [], 0, live, min(live.shared, len(ids) - 1))
         self._lane.reserve(len(ids) + max_new_tokens)
-        self._lane.adopt(cached, {group: Source(live=cached) for group in self._groups})
-        return LaneSession(self._lane, ids, cached, self._end)
+        self._lane.adopt(cached, {group: GroupSource(live=cached) for group in self._groups})
+        return LaneSession(self._lane, prompt, cached, self._end)
 
     def _end(self, session: LaneSession) -> None:
         self._tokens = session.tokens.tobytes() if session.is_whole else b""
@@ -160,15 +159,15 @@ class CopyPerConversation:
         return sum(item.nbytes for copy in self._copies for item in copy.items)
 
     def begin(self, ids: Sequence[int], *, max_new_tokens: int = 0, **_: object) -> LaneSession:
-        prompt = pack(ids)
-        best = max(self._copies, key=lambda copy: self._usable(copy, prompt), default=None)
-        cached = self._usable(best, prompt) if best else 0
+        prompt = Tokens.of(ids)
+        best = max(self._copies, key=lambda copy: self._usable(copy, prompt.key), default=None)
+        cached = self._usable(best, prompt.key) if best else 0
         if best and cached:
             self._copies.remove(best)
             self._copies.append(best)
         self._lane.reserve(len(ids) + max_new_tokens)
         self._lane.adopt(cached, {group: self._source(best, group, cached) for group in self._groups})
-        return LaneSession(self._lane, ids, cached, self._end)
+        return LaneSession(self._lane, prompt, cached, self._end)
 
     def _usable(self, copy: _Copy, prompt: bytes) -> int:
         shared = min(common_prefix(copy.tokens, prompt), num_tokens(prompt) - 1)
@@ -177,11 +176,11 @@ class CopyPerConversation:
         whole = num_tokens(copy.tokens)  # windows and recurrent states exist only at the end of a copy
         return whole if shared == whole else 0
 
-    def _source(self, copy: _Copy | None, group: Group, cached: int) -> Source:
+    def _source(self, copy: _Copy | None, group: Group, cached: int) -> GroupSource:
         if copy is None or cached == 0:
-            return Source()
+            return GroupSource()
         pages = tuple(page for page in copy.pages.get(group, []) if page.start < cached)
-        return Source(pages=pages, state=copy.states.get(group))
+        return GroupSource(pages=pages, state=copy.states.get(group))
 
     def _end(self, session: LaneSession) -> None:
         if not session.is_whole:

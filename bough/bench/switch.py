@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import string
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from bough.bench.alone import Alone
-from bough.bench.strategies import make_strategy
+from rich.table import Table
+
+from bough.bench.alone import SingleRequests
+from bough.bench.report import drawing
+from bough.bench.strategies import STRATEGIES, make_strategy
 from bough.bench.workload import ScriptedChat, SwitchSetup, words
 from bough.cache.tree.tokens import pack
 from bough.cache.tree.trie import NoMemory, Trie
 from bough.runtime import Runtime
-from bough.types import Completion
+from bough.types import Chunk, Completion, Message
 
 OVERHEAD_PROMPTS = 4
 OVERHEAD_WORDS = 350
 
+_COLUMNS = ("later turns", "first turns", "reused", "possible", "total", "kept for later")
+
 
 @dataclass(frozen=True)
-class Turn:
+class SwitchTurn:
     """One request of the workload: its counts and times. `possible_tokens` are those that an unlimited tree would reuse."""
 
     conversation: int
@@ -41,12 +49,12 @@ class StrategyResult:
     """All turns with one strategy. `replies` are the generated ids, for comparison."""
 
     name: str
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[SwitchTurn] = field(default_factory=list)
     kept_bytes: int = 0
     replies: list[tuple[int, ...]] = field(default_factory=list)
 
     @property
-    def later(self) -> list[Turn]:
+    def later(self) -> list[SwitchTurn]:
         """The turns after each conversation's first."""
         return [turn for turn in self.turns if turn.turn > 0]
 
@@ -85,42 +93,45 @@ class Oracle:
             self._trie.append(node, pack(tokens[found.length :]))
 
 
-def run_strategy(name: str, runtime: Runtime, setup: SwitchSetup) -> Iterator[tuple[StrategyResult, Turn]]:
-    """Run the workload with one strategy, and yield after each turn."""
-    strategy = make_strategy(name, runtime)
-    alone, oracle, result = Alone(runtime, strategy), Oracle(), StrategyResult(name)
+class StrategyRun:
+    """Conversations that take turns with one strategy: asks, and counts what each turn cost."""
+
+    def __init__(self, name: str, runtime: Runtime) -> None:
+        self.strategy = make_strategy(name, runtime)
+        self.result = StrategyResult(name)
+        self._prompts = runtime.prompts
+        self._alone = SingleRequests(runtime, self.strategy)
+        self._oracle = Oracle()
+
+    def ask(self, chat: int, turn: int, messages: list[Message], **sampling: Any) -> Iterator[Chunk | Completion]:
+        """Yield the pieces of the answer, then its completion, which is noted. `sampling` is that of `SamplingParams`."""
+        ids = self._prompts.encode(messages).tokens.ids
+        for piece in self._alone.stream(messages, **sampling):
+            if isinstance(piece, Completion):
+                self._note(chat, turn, ids, piece)
+            yield piece
+
+    def _note(self, chat: int, turn: int, ids: list[int], answer: Completion) -> None:
+        usage, timings, possible = answer.usage, answer.timings, self._oracle.possible(ids)
+        times = (timings.first_token_s, timings.total_s)
+        self.result.turns.append(SwitchTurn(chat, turn, usage.prompt_tokens, possible, usage.cached_tokens, *times))
+        self.result.replies.append(answer.token_ids)
+        self.result.kept_bytes = self.strategy.kept_bytes
+        has_ended_itself = answer.finish_reason == "stop" and answer.stop is None
+        fed_ids = answer.token_ids if has_ended_itself else answer.token_ids[:-1]  # the last one was not evaluated
+        self._oracle.add([*ids, *fed_ids])
+
+
+def run_strategy(name: str, runtime: Runtime, setup: SwitchSetup) -> Iterator[StrategyResult]:
+    """Run the workload with one strategy, and yield the result so far after each turn."""
+    run = StrategyRun(name, runtime)
     conversations = [ScriptedChat(number, setup) for number in range(setup.conversations)]
     for turn in range(setup.turns):
-        for conversation in conversations:
-            ids = list(runtime.prompts.encode(conversation.ask(turn)).ids)
-            answer = alone.generate(conversation.messages, max_tokens=setup.reply_tokens, ignore_eos=True)
-            conversation.add_reply(answer.text)
-            result.turns.append(make_turn(conversation.number, turn, oracle.possible(ids), answer))
-            result.replies.append(answer.token_ids)
-            result.kept_bytes = strategy.kept_bytes
-            oracle.add([*ids, *fed_tokens(answer)])
-            yield result, result.turns[-1]
-    strategy.clear()
-
-
-def fed_tokens(answer: Completion) -> tuple[int, ...]:
-    """The generated tokens that the lane evaluated: all if the model ended its answer itself, else all but the last."""
-    ended_itself = answer.finish_reason == "stop" and answer.stop is None
-    return answer.token_ids if ended_itself else answer.token_ids[:-1]
-
-
-def make_turn(conversation: int, turn: int, possible: int, answer: Completion) -> Turn:
-    """The counts and times of one answer."""
-    usage, timings = answer.usage, answer.timings
-    return Turn(
-        conversation,
-        turn,
-        usage.prompt_tokens,
-        possible,
-        usage.cached_tokens,
-        timings.first_token_s,
-        timings.total_s,
-    )
+        for chat in conversations:
+            *_, answer = run.ask(chat.number, turn, chat.ask(turn), max_tokens=setup.reply_tokens, ignore_eos=True)
+            chat.add_reply(answer.text)
+            yield run.result
+    run.strategy.clear()
 
 
 def measure_overhead(runtime: Runtime, on_step: Callable[[], None] = lambda: None, rounds: int = 3) -> float:
@@ -129,23 +140,22 @@ def measure_overhead(runtime: Runtime, on_step: Callable[[], None] = lambda: Non
     The two take turns prompt by prompt, so that a change in the machine's speed affects both. For each prompt the fastest
     round counts.
     """
-    best: dict[str, list[float]] = {"tree": [], "none": []}
+    sum_s = {"tree": 0.0, "none": 0.0}
     for number in range(OVERHEAD_PROMPTS):
-        times: dict[str, list[float]] = {"tree": [], "none": []}
+        best_s = dict.fromkeys(sum_s, math.inf)
         for round_number in range(rounds):
-            order = ("tree", "none") if round_number % 2 else ("none", "tree")
-            for name in order:
-                times[name].append(_time_alone(name, runtime, number))
+            for name in ("tree", "none") if round_number % 2 else ("none", "tree"):
+                best_s[name] = min(best_s[name], _time_alone(name, runtime, number))
                 on_step()
-        for name, values in times.items():
-            best[name].append(min(values))
-    return sum(best["tree"]) / sum(best["none"]) - 1
+        for name in sum_s:
+            sum_s[name] += best_s[name]
+    return sum_s["tree"] / sum_s["none"] - 1
 
 
 def _time_alone(name: str, runtime: Runtime, number: int) -> float:
     prompt = f"{number} {words(OVERHEAD_WORDS, f'overhead {number}')}"
     strategy = make_strategy(name, runtime)
-    answer = Alone(runtime, strategy).generate(prompt, raw=True, max_tokens=16, ignore_eos=True)
+    answer = SingleRequests(runtime, strategy).generate(prompt, raw=True, max_tokens=16, ignore_eos=True)
     strategy.clear()
     return answer.timings.total_s
 
@@ -165,3 +175,51 @@ def as_report(runtime: Runtime, setup: SwitchSetup, results: dict[str, StrategyR
         "strategies": {name: result.as_dict() for name, result in results.items()},
         "no_reuse_overhead": round(overhead, 4),
     }
+
+
+def strategy_table(results: dict[str, StrategyResult]) -> Table:
+    """One row for each strategy: times to the first token, shares, seconds, bytes."""
+    table = Table(title="time to first token (median), by strategy", title_justify="left")
+    table.add_column("strategy")
+    for column in _COLUMNS:
+        table.add_column(column, justify="right")
+    for name, result in results.items():
+        figures = result.as_dict()
+        table.add_row(
+            STRATEGIES[name],
+            f"{figures['later_ttft_ms']:,.0f} ms",
+            f"{figures['first_ttft_ms']:,.0f} ms",
+            f"{figures['reused_share']:.1%}",
+            f"{figures['possible_share']:.1%}",
+            f"{figures['total_s']:.1f} s",
+            f"{figures['bytes'] / 2**20:,.1f} MiB",
+        )
+    return table
+
+
+def turn_table(results: dict[str, StrategyResult]) -> Table:
+    """One row for each turn: its counts with the tree, and the times of all strategies."""
+    table = Table(title="turn by turn", title_justify="left")
+    for column in ("turn", "chat", "prompt", "cached", "computed"):
+        table.add_column(column, justify="right")
+    others = [name for name in results if name != "tree"]
+    for name in ("tree", *others):
+        table.add_column(f"first token, {STRATEGIES[name]}", justify="right")
+    for number, turn in enumerate(results["tree"].turns):
+        turns = [turn, *(results[name].turns[number] for name in others)]
+        counts = map("{:,}".format, (turn.prompt_tokens, turn.cached_tokens, turn.computed_tokens))
+        times = (f"{1000 * each.first_token_s:,.0f} ms" for each in turns)
+        table.add_row(str(turn.turn + 1), string.ascii_uppercase[turn.conversation % 26], *counts, *times)
+    return table
+
+
+def plot_switch(results: dict[str, StrategyResult], file: Path) -> None:
+    """Time to first token by turn, one line for each strategy, as a PNG. Raises RequestError if it cannot be written."""
+    with drawing(file) as figure:
+        axes = figure.subplots()
+        for name, result in results.items():
+            turns = range(1, len(result.turns) + 1)
+            axes.plot(turns, [1000 * turn.first_token_s for turn in result.turns], marker=".", label=STRATEGIES[name])
+        axes.set(xlabel="request", ylabel="time to first token, ms", yscale="log", title="Conversations taking turns")
+        axes.grid(alpha=0.3, which="both")
+        axes.legend()

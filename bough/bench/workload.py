@@ -1,4 +1,4 @@
-"""What the benchmarks run: conversations of plain words, prompts of random ids, and models of random weights.
+"""Workloads of the benchmarks: conversations of plain words, prompts of random ids, and models of random weights.
 
 The same seed always gives the same words and ids.
 """
@@ -6,7 +6,7 @@ The same seed always gives the same words and ids.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from bough.types import Message
@@ -74,16 +74,13 @@ class SwitchSetup:
     reply_tokens: int = 16
 
 
-@dataclass
 class ScriptedChat:
     """One chat: the shared system prompt, the user's messages, and the model's answers."""
 
-    number: int
-    setup: SwitchSetup
-    messages: list[Message] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.messages = [{"role": "system", "content": words(self.setup.system_words, "system")}]
+    def __init__(self, number: int, setup: SwitchSetup) -> None:
+        self.number = number
+        self.setup = setup
+        self.messages: list[Message] = [{"role": "system", "content": words(setup.system_words, "system")}]
 
     def ask(self, turn: int) -> list[Message]:
         content = words(self.setup.message_words, f"user {self.number} {turn}")

@@ -1,8 +1,8 @@
-"""Filling: what the tree knows of a lane's tokens and does not have in memory is taken from the lane, which holds it.
+"""Filling: content that the tree knows and does not have in memory is taken from a lane that holds it.
 
-Rows and states lie on disk alone where computing was estimated to be quicker than loading; rows are missing after a load
+Rows and states are on disk alone where computing was estimated to be quicker than loading; rows are missing after a load
 that failed. Once a lane has computed them they are in memory again, so that the next turn finds them there when another
-request has taken the lane. What lies on disk keeps its files: demoting it again costs no write.
+request has taken the lane. Content that was on disk keeps its files: demoting it again costs no write.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Gap:
-    """Rows [start, end) of a node, or a state, that are not in memory: `item` lies on disk alone, or is None: missing."""
+    """Rows [start, end) of a node, or a state, that are not in memory: `item` is the one on disk, or None for a hole."""
 
     node: Node
     group: Group
@@ -41,7 +41,7 @@ class _Gap:
 
 @dataclass(frozen=True)
 class _Bytes:
-    """Memory that is taken on the device, and what comes to count for the share of a salt."""
+    """New memory on the device, and bytes that count for the share of a salt."""
 
     new: int
     share: int
@@ -50,32 +50,31 @@ class _Bytes:
 class Filler:
     """Takes from lanes what their paths lack in memory."""
 
-    def __init__(self, residency: Residency, page_tokens: int) -> None:
+    def __init__(self, residency: Residency) -> None:
+        self._memory = residency.memory
         self._room = residency.room
         self._evictor = residency.evictor
-        self._page_tokens = page_tokens
-        self._groups = residency.memory.groups
-        self._row_groups = [group for group in self._groups if group.kind is not Kind.RECURRENT]
-        self._full_groups = [group for group in self._groups if group.kind is Kind.FULL]
 
     def fill(self, sequence: LiveSequence) -> None:
-        """Take what lies below the pin from the lane, the shallowest first, as far as there is room.
+        """Take what is missing below the hold from the lane, the shallowest first, as far as there is room.
 
-        Room stays for the rows that are still to come: they are nowhere else. Costs a look at the pages since the last
+        Room stays for the rows that are still to come: they exist nowhere else. Costs a look at the pages since the last
         time; where there are holes, at all pages from the first node with one.
         """
-        holes = [node.start for node in sequence.pin.node.path() if node.has_holes]
-        start, end = min([sequence.filled_to, *holes]), sequence.pin.offset
+        holes = [node.start for node in sequence.hold.node.path() if node.has_holes]
+        start, end = min([sequence.filled_to, *holes]), sequence.hold.offset
         if gaps := self._gaps(sequence, start, end):
             end = self._fitting_end(sequence, start, gaps)
-            if end == start or not self._make_room(sequence, _up_to(gaps, end)) or not self._take(sequence, start, end):
+            needed = self._needed(sequence, _up_to(gaps, end))
+            has_room = end > start and self._room.make_room(needed.new, sequence.slot, sequence.trie, needed.share)
+            if not has_room or not self._take(sequence, start, end):
                 return
-        sequence.filled_to = end // self._page_tokens * self._page_tokens
+        sequence.filled_to = end // self._memory.page_tokens * self._memory.page_tokens
 
     def _gaps(self, sequence: LiveSequence, start: int, end: int) -> list[_Gap]:
-        """What is not in memory of [start, end), and the lane holds."""
+        """The parts of [start, end) that the lane holds and that are not in memory."""
         gaps = list[_Gap]()
-        for node in sequence.pin.node.path():
+        for node in sequence.hold.node.path():
             if node.end > start:
                 gaps += self._missing(node, start, end)
                 gaps += self._pages_on_disk(sequence.lane, node, start, end)
@@ -83,19 +82,19 @@ class Filler:
         return gaps
 
     def _missing(self, node: Node, start: int, end: int) -> Iterator[_Gap]:
-        for group in self._full_groups if node.has_holes else ():
-            for low, high in node.missing_between(group, start, end, self._page_tokens):
+        for group in self._memory.full if node.has_holes else ():
+            for low, high in node.missing_between(group, start, end, self._memory.page_tokens):
                 yield _Gap(node, group, low, high)
 
     def _pages_on_disk(self, lane: Lane, node: Node, start: int, end: int) -> Iterator[_Gap]:
-        for group in self._row_groups:
+        for group in (*self._memory.full, *self._memory.windows):
             for page in node.pages_between(group, start, end):
                 if page.tier is Tier.DISK and page.end <= end and holds_page(lane, page):
                     yield _Gap(node, group, page.start, page.end, page)
 
     def _fitting_end(self, sequence: LiveSequence, start: int, gaps: Sequence[_Gap]) -> int:
-        """The last page border, or the pin, up to which everything fits."""
-        ends = [end for _, end in page_ranges(start, sequence.pin.offset, self._page_tokens)]
+        """The last page border, or the hold, up to which everything fits."""
+        ends = [end for _, end in page_ranges(start, sequence.hold.offset, self._memory.page_tokens)]
         num_fitting = bisect_left(ends, True, key=lambda end: not self._fits(sequence, _up_to(gaps, end)))
         return ends[num_fitting - 1] if num_fitting else start
 
@@ -105,12 +104,11 @@ class Filler:
         return self._room.can_make_room(needed.new + later.new, sequence.slot, sequence.trie, needed.share + later.share)
 
     def _later(self, sequence: LiveSequence) -> _Bytes:
-        """The rows after the pin, up to the end for which room is reserved, and a restore point there."""
-        num_rows = max(0, sequence.total_tokens - sequence.pin.offset)
+        """The rows after the hold, up to the end for which room is reserved, and a restore point there."""
+        num_rows = max(0, sequence.total_tokens - sequence.hold.offset)
         if not num_rows:
             return _Bytes(0, 0)
-        rows = num_rows * sum(group.bytes_per_token for group in self._full_groups)
-        point = sum(group.needed_bytes(sequence.total_tokens) for group in self._groups if group.kind is not Kind.FULL)
+        rows, point = num_rows * self._memory.row_bytes, self._memory.point_bytes(sequence.total_tokens)
         return _Bytes(point if sequence.lane.shares_rows else point + rows, point + rows)
 
     def _needed(self, sequence: LiveSequence, gaps: Sequence[_Gap]) -> _Bytes:
@@ -125,13 +123,9 @@ class Filler:
         new = states + sequence.new_block_bytes(rows[Kind.WINDOW])
         return _Bytes(new, new + sequence.new_block_bytes(rows[Kind.FULL]))
 
-    def _make_room(self, sequence: LiveSequence, gaps: Sequence[_Gap]) -> bool:
-        needed = self._needed(sequence, gaps)
-        return self._room.make_room(needed.new, sequence.slot, sequence.trie, needed.share)
-
     def _take(self, sequence: LiveSequence, start: int, end: int) -> bool:
         """Take all of [start, end), for which there is room; False if the engine has no memory for it after all."""
-        gaps = self._gaps(sequence, start, end)  # again: making room may have merged nodes
+        gaps = self._gaps(sequence, start, end)  # again: making room may have dropped restore points
         try:
             for gap in gaps:
                 if gap.item is not None:
@@ -143,9 +137,7 @@ class Filler:
             log.warning("rows of [%d, %d) are not in memory: %s", start, end, error)
             return False
         finally:
-            for node in {gap.node for gap in gaps}:
-                node.has_holes = node.has_holes and any(self._missing(node, node.start, node.end))
-                self._evictor.offer(sequence.trie, node)
+            self._evictor.offer_filled(sequence.trie, {gap.node for gap in gaps})
         return True
 
 

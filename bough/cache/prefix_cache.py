@@ -1,21 +1,22 @@
 """The prefix cache: one tree, its memory and its lanes, as requests see them.
 
 `begin` matches a prompt, plans the deepest offset that every group can be restored to, makes room and lets a lane adopt it.
-What lies on disk is read by other threads first: until then the session that it returns is loading. It publishes what the
-lane computes and closes. One thread at a time calls, and never waits for the disk in `begin` or in a session.
+It returns a `Session`, which may first have to load: content on disk is read by other threads. The session publishes what
+the lane computes, until it is closed. One thread at a time calls, and `begin` never waits for the disk.
 
 Always true between calls (`check` asserts it):
 - the tries hold, each for itself, what `Trie.check` says, and their bytes are what `Memory` counts, tier by tier;
 - lanes and tree together stay within the device's budget, and the tree within the host's and the disk's;
-- what lies on disk alone has a saved file there, unless that was found damaged;
-- what is reserved for loading is what the loads under way still wait for;
-- only busy lanes pin anything, each exactly one node, at or before the lane's offset.
+- content that is on disk alone has a saved file there, unless that was found damaged;
+- the bytes reserved for loading are those that the loads under way still wait for;
+- each busy lane has one hold, and no other lane has any.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from bough.cache.adoption import Adopter
@@ -32,13 +33,14 @@ from bough.cache.tree.forest import Forest
 from bough.cache.tree.state import PAGE_TOKENS, Lane, PageStore
 from bough.cache.tree.tokens import num_tokens, pack
 from bough.errors import RequestError
+from bough.tokens import Tokens
 from bough.types import Boundary
 
 SEND_WITHIN_S = 60.0
-"""So long `flush` waits for the shared store."""
+"""How long `flush` waits for the shared store."""
 
 SAVE_PASSES = 4
-"""How often `save` looks for what requests have left unsaved meanwhile."""
+"""How often `save` looks for items that requests have left unsaved meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class ReuseVersion:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SaveResult:
     """Whether the disk took and wrote what it had room for, and how many items in memory it has no room for."""
 
     is_written: bool
@@ -82,14 +84,13 @@ class PrefixCache:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.clock = Clock(clock, wall)
-        self.memory = Memory(store, tiers)
+        self.memory = Memory(store, tiers, page_tokens)
         self.forest: SaltForest = Forest(self.memory, page_tokens)
         self.lanes = Lanes(lanes)
         self.residency = residency = Residency(
             self.memory,
             self.forest,
             self.lanes,
-            page_tokens=page_tokens,
             budget_bytes=budget_bytes,
             policy=policy,
             salt_share=salt_share,
@@ -97,66 +98,65 @@ class PrefixCache:
             rates=rates or Rates(clock),
             ttl_s=ttl_s,
         )
-        self.costs = costs = CaptureCosts(self.memory.groups, is_bounded=budget_bytes is not None)
         self.is_enabled = is_enabled and can_chunk
-        self._adopter = Adopter(residency, self.forest, costs)
-        self.finisher = Finisher(residency, costs, page_tokens, self.clock, policy=policy, keeps_on_device=keeps_on_device)
+        self._costs = costs = CaptureCosts(self.memory, residency.room)
+        self._adopter = Adopter(residency)
+        self.finisher = Finisher(residency, costs, policy=policy, keeps_on_device=keeps_on_device)
         self._context = SessionContext(
-            groups=tuple(self.memory.groups),
-            page_tokens=page_tokens,
             point_spacing=point_spacing,
             reuse_limit=reuse_limit,
             can_chunk=can_chunk,
-            costs=costs,
             residency=residency,
-            recorder=Recorder(residency, costs, page_tokens),
+            recorder=Recorder(residency, costs),
             finisher=self.finisher,
         )
 
     def restore(self) -> None:
-        """Take up what an earlier run left on disk. Only at the start, while the cache is empty."""
-        restore(self.forest, self.residency, self.clock)
+        """Build the tree that an earlier run left on disk. Only at the start, while the cache is empty."""
+        restore(self.residency)
 
     def graft(self, salt: str, imported: ImportedTree) -> Steps[None]:
-        """Take up what an import has put on disk for a salt."""
-        return Graft(self.forest, self.residency, self.clock, salt, imported).run()
+        """Add to the tree what an import has put on disk for a salt."""
+        return Graft(self.residency, salt, imported).run()
 
     def begin(
         self,
-        ids: Sequence[int] | bytes,
+        ids: Sequence[int],
         *,
         boundaries: Sequence[Boundary] = (),
         salt: str = "",
         max_new_tokens: int = 0,
         keep: bool = False,
-        store: bool = True,
+        keep_state: bool = True,
         reuse: bool = True,
     ) -> Session:
-        """Find what is known of a prompt, let a lane stand on it, and return the session that goes on from there.
+        """Find the known prefix of a prompt, let a lane adopt it, and return the session that goes on from there.
 
         The session may have to load first. Without `reuse` it begins at offset 0, for callers that need the logits of every
         position, and what it computes is kept as usual. Raises LanesBusy if no lane is idle, DoesNotFit if the budget
         cannot hold prompt and answer; then nothing was taken from others.
         """
-        prompt = pack(ids)
-        total = num_tokens(prompt)
+        prompt = Tokens.of(ids)
+        total = len(prompt)
         if total == 0:
             raise RequestError("the prompt has 0 tokens, and needs at least 1")
-        captures = self.costs.choose(boundaries, total)
+        captures = self._costs.choose(boundaries, total)
         reuses = self._reuses(total)
         trie = self.forest.open(salt)
         try:
-            adoption = self._adopter.adopt(trie, prompt, salt, total + max_new_tokens, reuses=reuses and reuse)
+            adoption = self._adopter.adopt(trie, prompt.key, salt, total + max_new_tokens, reuses=reuses and reuse)
         except BaseException:
             self.residency.evictor.forget_if_empty(trie)
             raise
-        return Session(self._context, adoption, prompt, salt, stores=reuses and store, captures=captures, keep=keep)
+        return Session(
+            self._context, adoption, prompt, salt, keeps_state=reuses and keep_state, captures=captures, keep=keep
+        )
 
     def _reuses(self, total: int) -> bool:
         return self.is_enabled and not self._context.is_beyond_limit(total)
 
     def count_reusable(self, ids: Sequence[int] | bytes, salt: str = "") -> int:
-        """How many tokens of this prompt would be reused now, changing nothing."""
+        """How many tokens of this prompt would be reused now. Changes nothing."""
         prompt = pack(ids)
         if not prompt or not self._reuses(num_tokens(prompt)):
             return 0
@@ -171,32 +171,30 @@ class PrefixCache:
         return self._adopter.needs_loading(self.forest.find(salt), prompt, salt)
 
     def reuse_version(self, salt: str = "") -> ReuseVersion:
-        """What `count_reusable` depends on besides the prompt. Costs O(lanes), and no match."""
+        """The state that `count_reusable` depends on besides the prompt. Costs O(lanes), and no match."""
         trie = self.forest.find_known(salt)
         return ReuseVersion(trie, 0 if trie is None else trie.version, self.lanes.version)
 
     def is_kept(self, ids: Sequence[int] | bytes, salt: str = "") -> bool:
         """Whether there is a restore point at the end of these tokens that was asked to be kept."""
-        found = self.forest.find(salt).match(ids)
-        point = found.node.points.get(num_tokens(pack(ids)))
-        return point is not None and point.kept
+        prompt = pack(ids)
+        return self.forest.find(salt).match(prompt).is_kept(num_tokens(prompt))
 
     def clear(self, salt: str | None = None, run: RunSteps = run_at_once) -> None:
-        """Forget everything that no busy lane stands on, or one salt's; what disk and store have of it is deleted, all.
+        """Forget everything that no busy lane stands on, or one salt's; delete all of it on disk and in the store.
 
-        Waits for that on the calling thread; `run` runs what touches the tree. Raises DiskError or StoreError if something
-        may be left, as all of it is on a disk that is only read.
+        Waits for that on the calling thread; `run` runs what touches the tree. Raises DiskError or StoreError if content
+        may be left, as on a disk that is only read.
         """
-        shared, wait_for_disk = self.memory.shared, run(lambda: self._clear(salt))
-        wait_for_store = None if shared is None else shared.clear(salt)
-        try:
+        shared = self.memory.shared
+        with ExitStack() as waits:  # the store is waited for even if the disk fails
+            wait_for_disk = run(lambda: self._clear(salt))
+            if shared is not None:
+                waits.callback(shared.clear(salt))
             wait_for_disk()
-        finally:
-            if wait_for_store is not None:
-                wait_for_store()
 
     def _clear(self, salt: str | None) -> Steps[Callable[[], None]]:
-        """Forget everything, or one salt's; returns what waits for the disk."""
+        """Forget everything, or one salt's; returns a function that waits for the disk."""
         if salt is None:
             self.finisher.reset_duel()
         yield from self._clear_memory(salt)
@@ -204,7 +202,7 @@ class PrefixCache:
         if disk is None:
             return lambda: None
         for trie in self._tries(salt):
-            forget_disk(trie)  # not interrupted: whatever has a file then is deleted
+            forget_disk(trie)  # not interrupted: everything that has a file then is deleted
         return disk.clear(None if salt is None else disk.root(salt))
 
     def _clear_memory(self, salt: str | None = None) -> Steps[None]:
@@ -216,14 +214,14 @@ class PrefixCache:
             yield from self.residency.evictor.clear(trie)
 
     def _tries(self, salt: str | None) -> list[SaltTrie]:
-        """The tries of all salts, or the one of a salt."""
+        """The tries of all salts, or of one."""
         found = None if salt is None else self.forest.find(salt)
         return [trie for trie in self.forest.tries.values() if found in (None, trie)]
 
     def flush(self, salt: str | None = None, run: RunSteps = run_at_once) -> bool:
         """Hand everything that the disk lacks to it, or one salt's, and wait until it is written; False if that failed.
 
-        Waits on the calling thread, also for what is being sent to the shared store; `run` runs what touches the tree.
+        Waits on the calling thread, for uploads to the shared store too; `run` runs what touches the tree.
         """
         disk, shared = self.memory.disk, self.memory.shared
         is_sent = shared is None or shared.uploader.settle(SEND_WITHIN_S)
@@ -234,27 +232,26 @@ class PrefixCache:
         run(lambda: self._drop_replaced(salt))
         return disk.flush() and is_safe and is_sent  # the second time without files that newer ones replaced
 
-    def save(self, salt: str, run: RunSteps) -> Saved:
-        """Write all of a salt that the disk lacks, while requests go on.
+    def save(self, salt: str, run: RunSteps) -> SaveResult:
+        """Write everything of a salt that the disk lacks, while requests go on.
 
-        Repeated a few times, because requests may cut a page that is not written yet: without its parts, what follows them
+        Repeated a few times, because requests may cut a page that is not written yet: without its parts, pages after them
         could not be found from the root. A disk that is only read has no room for anything.
         """
         disk = self.memory.disk
         assert disk is not None
         if disk.read_only:
-            return Saved(is_written=True, num_without_room=run(lambda: self._drop_replaced(salt)))
+            return SaveResult(is_written=True, num_without_room=run(lambda: self._drop_replaced(salt)))
         for _ in range(SAVE_PASSES):
             done = run(lambda: self._save_all(salt))
             if not disk.settle(disk.root(salt)):
-                return Saved(is_written=False)
+                return SaveResult(is_written=False)
             if not done.num_items:
                 break
         num_without_room = run(lambda: self._drop_replaced(salt))
-        return Saved(not done.num_refused, num_without_room)
+        return SaveResult(not done.num_refused, num_without_room)
 
     def _save_all(self, salt: str | None) -> Steps[SavePass]:
-        """Hand over what the disk lacks."""
         num_items = num_refused = 0
         for trie in self._tries(salt):
             done = yield from self.residency.saver.save_all(trie)
@@ -271,7 +268,7 @@ class PrefixCache:
         return num_without_room
 
     def detach_disk(self) -> None:
-        """Release all memory, and forget disk and store; what was written there stays there."""
+        """Release all memory, and forget disk and store; content that was written there stays there."""
         self.memory.detach_disk(self.forest.items())
         run_at_once(self._clear_memory)
 
@@ -294,4 +291,4 @@ class PrefixCache:
         if self.memory.shared is not None:
             self.memory.shared.check()
         assert room.budget_bytes is None or room.used_bytes <= room.budget_bytes
-        assert len(self.forest.pins) == self.lanes.num_busy
+        assert len(self.forest.holds) == self.lanes.num_busy

@@ -1,4 +1,4 @@
-"""The HTTP client of the commands that ask a running server. Every failure raises a BoughError with a readable message."""
+"""The HTTP client of the commands that use a running server. Every failure raises a BoughError with a readable message."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import queue
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import httpx
@@ -23,13 +22,10 @@ from bough.system.announcement import PROOF_PATH, read_announcement
 
 _TIMEOUT = httpx.Timeout(600.0, connect=10.0)  # the server may load a model before it answers
 _STREAM_TIMEOUT = httpx.Timeout(None, connect=10.0)  # a long prompt may be computed for minutes before the first line
-_EVENTS_TIMEOUT = httpx.Timeout(40.0, connect=10.0)  # the server tells at least every 10 s that it is there
 _PROOF_TIMEOUT_S = 3.0
 _MAX_PROOF_BYTES = 1_024
 _POLL_S = 0.05
 _PIECE_BYTES = 2**20
-
-ReadLines = Callable[[Iterable[str]], Iterator[dict[str, Any]]]
 
 
 def find_url(settings: Settings, url: str | None = None) -> str:
@@ -62,9 +58,9 @@ def find_client(settings: Settings, url: str | None = None, *, is_local: bool = 
 
 
 def _ask_for_proof(url: str, challenge: str) -> str:
-    """What the program at an address answers to a challenge; "" if it has not answered in time, or in no such way.
+    """The answer of the program at an address to a challenge; "" if there is none in time, or of another form.
 
-    A thread asks, since the timeouts of a connection count from byte to byte.
+    A thread asks, because the timeouts of a connection count from byte to byte.
     """
     found: queue.SimpleQueue[str] = queue.SimpleQueue()
 
@@ -109,14 +105,13 @@ class Client:
         )
 
     def get(self, path: str, **params: str | None) -> Any:
-        """Send a GET request and return the JSON of the response. Parameters that are None are left out."""
+        """Send a GET request and return the JSON of the response. In all requests, values that are None are left out."""
         return self._read(self._send("GET", path, params=_given(params)))
 
     def get_text(self, path: str, **params: str | None) -> str:
         return self._send("GET", path, params=_given(params)).text
 
     def delete(self, path: str, **params: str | None) -> Any:
-        """Send a DELETE request and return the JSON of the response. Parameters that are None are left out."""
         return self._read(self._send("DELETE", path, params=_given(params)))
 
     def download(self, path: str, file: Path, salt: str = "", **params: str | None) -> None:
@@ -143,11 +138,10 @@ class Client:
             return self._read(self._send("POST", path, params=_given(params), content=pieces, headers=headers))
 
     def post(self, path: str, **fields: Any) -> Any:
-        """Send the fields as JSON and return the JSON of the response. Fields that are None are left out."""
+        """Send the fields as JSON and return the JSON of the response."""
         return self._read(self._send("POST", path, json=_given(fields)))
 
     def has_model(self, name: str) -> bool:
-        """Whether the server has a model of this name."""
         try:
             self._send("POST", "/api/show", json={"model": name})
         except ModelNotFound:
@@ -155,13 +149,8 @@ class Client:
         return True
 
     def post_stream(self, path: str, **fields: Any) -> LineStream:
-        """Send the fields as JSON; the lines of the response come as they are sent. Close the stream."""
-        return LineStream(self._connect(_STREAM_TIMEOUT), self.url, _read_objects, "POST", path, json=_given(fields))
-
-    def watch(self, path: str, salt: str = "", **params: str | None) -> LineStream:
-        """The server-sent events of a path as they come, each an object with `event` and `data`. Close the stream."""
-        http, parts = self._connect(_EVENTS_TIMEOUT), {"params": _given(params), "headers": _salt_header(salt)}
-        return LineStream(http, self.url, read_events, "GET", path, **parts)
+        """Send the fields as JSON; yields the lines of the response as they come. Close the stream."""
+        return LineStream(self._connect(_STREAM_TIMEOUT), self.url, path, _given(fields))
 
     def _send(self, method: str, path: str, **parts: Any) -> httpx.Response:
         try:
@@ -181,7 +170,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -189,54 +178,46 @@ class Client:
 
 
 class LineStream:
-    """The objects that `read` finds in the lines of one response. A thread reads, so that the wait for the next can be
-    given up.
+    """The JSON objects in the lines of one response. A thread reads, so that the wait for the next can be given up.
 
-    It has a connection of its own. Closing it, even before the first line, tells the server that nobody reads any more.
+    It has its own connection. Closing it, even before the first line, cancels the request.
     """
 
-    def __init__(self, http: httpx.Client, url: str, read: ReadLines, method: str, path: str, **parts: Any) -> None:
-        self.has_ended = False
+    def __init__(self, http: httpx.Client, url: str, path: str, fields: dict[str, Any]) -> None:
         self._http = http
         self._url = url
         self._found: queue.SimpleQueue[dict[str, Any] | BoughError | None] = queue.SimpleQueue()
         self._socket: socket.socket | None = None
-        threading.Thread(target=self._read, args=(read, method, path, parts), daemon=True).start()
+        threading.Thread(target=self._read, args=(path, fields), daemon=True).start()
 
     def read_until(self, is_cancelled: Callable[[], bool]) -> Iterator[dict[str, Any]]:
         """Yield the objects up to the end of the response, or until `is_cancelled`.
 
-        Raises BoughError for an error response, for a line that tells an error, and if the connection breaks.
+        Raises BoughError for an error response, for a line with an error, and if the connection breaks.
         """
-        while not is_cancelled() and not self.has_ended:
-            found = self.take(_POLL_S)
-            if found is not None:
-                yield found
+        while not is_cancelled():
+            try:
+                found = self._found.get(timeout=_POLL_S)
+            except queue.Empty:
+                continue
+            if isinstance(found, BoughError):
+                raise found
+            if found is None:
+                return
+            if "error" in found:
+                raise BoughError(str(found["error"]))
+            yield found
 
-    def take(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next object; None if none has come within this time, or the response `has_ended`. Raises as `read_until`."""
-        try:
-            found = self._found.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-        if isinstance(found, BoughError):
-            raise found
-        if found is not None and "error" in found:
-            raise BoughError(str(found["error"]))
-        self.has_ended = found is None
-        return found
-
-    def _read(self, read: ReadLines, method: str, path: str, parts: dict[str, Any]) -> None:
-        """Read the response, on a thread of its own."""
+    def _read(self, path: str, fields: dict[str, Any]) -> None:
         has_begun = False
         try:
-            with self._http.stream(method, path, **parts, extensions={"trace": self._note_socket}) as response:
+            with self._http.stream("POST", path, json=fields, extensions={"trace": self._note_socket}) as response:
                 if response.is_error:
                     response.read()
                     return self._found.put(_to_error(response))
                 has_begun = True
-                for found in read(_lines_of(response)):
-                    self._found.put(found)
+                for line in _lines_of(response):
+                    self._found.put(json.loads(line))
             self._found.put(None)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as error:
             broken = Unavailable(f"the server at {self._url} ended in the middle of the answer")
@@ -251,7 +232,7 @@ class LineStream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # `close` alone would not wake the thread that reads
@@ -266,26 +247,6 @@ def _lines_of(response: httpx.Response) -> Iterator[str]:
         yield from (line.decode() for line in lines)
     if rest:
         yield rest.decode()
-
-
-def _read_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    return map(json.loads, lines)
-
-
-def read_events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The events in the lines of an event stream, each with its name and the value of its JSON. Comments are left out."""
-    name, data = "message", list[str]()
-    for line in lines:
-        field, _, value = line.removesuffix("\r").partition(":")
-        value = value.removeprefix(" ")
-        if field == "event":
-            name = value
-        elif field == "data":
-            data.append(value)
-        elif not line.strip():
-            if data:
-                yield {"event": name, "data": json.loads("\n".join(data))}
-            name, data = "message", []
 
 
 def _is_encrypted(url: str) -> bool:
@@ -315,18 +276,13 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _to_error(response: httpx.Response) -> BoughError:
-    """The exception for an error response."""
-    text = _error_text(response)
+    try:
+        found = response.json()["error"]
+        text = str(found["message"] if isinstance(found, dict) else found)
+    except (ValueError, KeyError, TypeError):
+        text = f"{response.request.url} answered with status {response.status_code}"
     if response.status_code == 401:
         return AccessDenied(f"{text}; set api_key (BOUGH_API_KEY) to a key of the server")
     if response.status_code == 404:
         return ModelNotFound(text)
     return RequestError(text) if response.status_code < 500 else Unavailable(text)
-
-
-def _error_text(response: httpx.Response) -> str:
-    try:
-        found = response.json()["error"]
-        return str(found["message"] if isinstance(found, dict) else found)
-    except (ValueError, KeyError, TypeError):
-        return f"{response.request.url} answered with status {response.status_code}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -35,14 +34,14 @@ COMMANDS = {
     "stop": "bough.cli.server:stop",
     "tree": "bough.cli.tree:tree",
     "explain": "bough.cli.tree:explain",
-    "launch": "bough.cli.launch.command:launch",
+    "launch": "bough.cli.launch:launch",
     "cache": "bough.cli.cache.app:app",
-    "bench": "bough.cli.bench.app:app",
+    "bench": "bough.cli.bench:app",
     "replay": "bough.cli.replay:replay",
     "doctor": "bough.cli.doctor:doctor",
-    "version": "bough.cli.doctor:tell_version",
+    "version": "bough.cli.doctor:show_version",
 }
-"""Each command with its module, and in it a function or the group of its sub-commands."""
+"""The module of each command, and in it a function or the group of its sub-commands."""
 
 
 class Commands(TyperGroup):
@@ -100,12 +99,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit()
 
 
-def _find_cache_folder() -> Path:
-    from bough.config import load_settings
-
-    return load_settings().cache_folder
-
-
 app = typer.Typer(
     name="bough",
     cls=Commands,
@@ -128,9 +121,11 @@ def bough(
 
 def main() -> None:
     """Run the command with this process's arguments."""
+    if sys.platform == "win32":
+        sys.exit("error: Bough runs on Linux and macOS; on Windows install it in WSL2")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # show "?" for characters that the terminal cannot encode
-    make_imports_light(_find_cache_folder)
+    make_imports_light()
     app(prog_name="bough")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
@@ -19,12 +20,11 @@ from bough.cli.terminal.columns import ago, align, count, describe
 from bough.cli.terminal.progress import show_progress
 from bough.cli.terminal.screen import Screen, confirm_or_exit, is_interactive
 from bough.config import Settings, load_settings
-from bough.engines.contract import Engine
 from bough.errors import ModelError, ModelNotFound, Unavailable
-from bough.models import ModelFiles, ModelInfo, PullPlan, Store
+from bough.models import ModelFiles, ModelFolder, ModelInfo, PullPlan
 from bough.models.aliases import Alias
-from bough.models.encoders.kinds import ModelKind, find_kind
-from bough.models.fetching.short_names import SHORT_NAMES
+from bough.models.encoders.files import ModelKind, find_kind
+from bough.models.fetching.registry import SHORT_NAMES
 from bough.models.store import plain_name, tagged_name
 from bough.runtime import find_advice, gguf_support, load_encoder, make_engine
 
@@ -50,7 +50,7 @@ def pull(
     if name is None:
         raise typer.BadParameter("give the name of a model, or --list for the short names")
     settings = load_settings()
-    before = {model.name: model.created for model in Store(settings.models_folder).list()}
+    before = {model.name: model.created for model in ModelFolder(settings.models_folder).list()}
     plans: list[PullPlan] = []
 
     def announce(plan: PullPlan) -> None:
@@ -74,33 +74,25 @@ def _list_short_names(screen: Screen, as_json: bool) -> None:
     if as_json:
         facts = [asdict(each) | {"names": list(each.names)} for each in SHORT_NAMES]
         return screen.write_line(json.dumps(facts, indent=2))
-    rows = [
-        (
-            ", ".join(reversed(each.names)),
-            count(each.num_parameters),
-            filesize.decimal(each.download_bytes),
-            each.license,
-            each.repository or "package index",
-        )
-        for each in SHORT_NAMES
-    ]
-    for line in align([("NAME", "PARAMETERS", "DOWNLOAD", "LICENCE", "FROM"), *rows], screen.width):
-        screen.write_line(line)
-    return None
+    rows = [("NAME", "PARAMETERS", "DOWNLOAD", "LICENCE", "FROM")]
+    for each in SHORT_NAMES:
+        sizes = (count(each.num_parameters), filesize.decimal(each.download_bytes))
+        rows.append((", ".join(reversed(each.names)), *sizes, each.license, each.repository or "package index"))
+    return screen.write_lines(align(rows, screen.width))
 
 
 def list_models(as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False) -> None:
     """List the models on this machine, and their other names."""
     screen, settings = Screen(), load_settings()
-    store = Store(settings.models_folder)
+    store = ModelFolder(settings.models_folder)
     found, others = store.list(), [alias for alias in store.aliases() if store.find(alias.name) is None]
     if as_json:
         facts = [*map(_list_facts, found), *(_alias_facts(store, alias) for alias in others)]
         screen.write_line(json.dumps(sorted(facts, key=lambda each: str(each["name"])), indent=2))
     elif found:
-        rows = sorted([*map(_list_row, found), *map(_alias_row, others)])
-        for line in align([("NAME", "SIZE", "PARAMETERS", "QUANTIZATION", "MODIFIED"), *rows], screen.width):
-            screen.write_line(line)
+        aliases = ((tagged_name(each.name), f"= {tagged_name(each.target)}", "", "", ago(each.created)) for each in others)
+        rows = sorted([*map(_list_row, found), *aliases])
+        screen.write_lines(align([("NAME", "SIZE", "PARAMETERS", "QUANTIZATION", "MODIFIED"), *rows], screen.width))
     else:
         screen.note(f"no models yet: `bough pull {settings.model}` fetches the default one")
 
@@ -116,7 +108,7 @@ def _list_row(model: ModelFiles) -> tuple[str, ...]:
 
 
 def _encoder_word(model: ModelFiles) -> str:
-    """What kind of encoder a model is; empty for one that generates text, and if its files cannot be read."""
+    """The kind of an encoder; empty for a model that generates text, and if its files cannot be read."""
     try:
         kind = find_kind(model)
     except ModelError:
@@ -138,17 +130,13 @@ def _list_facts(model: ModelFiles) -> dict[str, Any]:
     }
 
 
-def _alias_row(alias: Alias) -> tuple[str, ...]:
-    return (tagged_name(alias.name), f"= {tagged_name(alias.target)}", "", "", ago(alias.created))
-
-
-def _alias_facts(store: Store, alias: Alias) -> dict[str, Any]:
+def _alias_facts(store: ModelFolder, alias: Alias) -> dict[str, Any]:
     model = store.resolve(alias.name)
-    facts = _list_facts(model) if model else {}
-    own = {"name": tagged_name(alias.name), "modified": alias.created.isoformat()}
-    return facts | own | {"stands_for": tagged_name(alias.target)}
+    own = {"name": tagged_name(alias.name), "modified": alias.created.isoformat(), "stands_for": tagged_name(alias.target)}
+    return (_list_facts(model) if model else {}) | own
 
 
+@options.with_flags(options.setting_flags("engine", "device", "dtype", "weights", "trust_remote_code"))
 def show(
     ctx: typer.Context,
     model: Annotated[
@@ -158,12 +146,7 @@ def show(
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Load the model and show the result of the engine's self-check.")
     ] = True,
-    engine: options.Engine = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    weights: options.Weights = None,
-    attention: options.Attention = None,
-    trust_remote_code: options.TrustRemoteCode = None,
+    **_flags: Any,
 ) -> None:
     """Show the properties of a model, and what the engine can do with it."""
     screen = Screen()
@@ -183,30 +166,22 @@ def show(
 
 
 def _check(files: ModelFiles, settings: Settings, screen: Screen) -> dict[str, Any]:
-    """Load the model and describe the engine with it, as plain data. Of an encoder, there is less to say."""
+    """Load the model and describe its engine as plain data; of an encoder only what it runs on."""
     if find_kind(files) is not ModelKind.GENERATOR:
         with show_progress(screen.notes, stays=False) as progress:
             encoder = load_encoder(files, settings, progress)
-        try:
+        with closing(encoder):
             return {"runs_on": encoder.engine.describe()}
-        finally:
-            encoder.close()
     with show_progress(screen.notes, stays=False) as progress:
         engine = make_engine(files, settings, progress)
-    try:
-        return _engine_facts(engine) | {"advice": find_advice(files, engine, settings)}
-    finally:
-        engine.close()
-
-
-def _engine_facts(engine: Engine) -> dict[str, Any]:
-    groups = [asdict(group) | {"kind": group.kind.value} for group in engine.groups]
-    return {
-        "runs_on": engine.describe(),
-        "context_tokens": engine.context_tokens,
-        "capabilities": asdict(engine.capabilities),
-        "groups": groups,
-    }
+    with closing(engine):
+        return {
+            "runs_on": engine.describe(),
+            "context_tokens": engine.context_tokens,
+            "capabilities": asdict(engine.capabilities),
+            "groups": [asdict(group) | {"kind": group.kind.value} for group in engine.groups],
+            "advice": find_advice(files, engine, settings),
+        }
 
 
 def _write_info(screen: Screen, info: ModelInfo) -> None:
@@ -243,12 +218,8 @@ def _write_engine(screen: Screen, facts: dict[str, Any]) -> None:
     _write_section(screen, "self-check", describe(verdict, width=screen.width))
     differences = {name: f"{value:.1e}" for name, value in found["differences"].items()}
     _write_section(screen, "largest logit differences to one forward pass", describe(differences))
-    return _write_section(screen, "groups", _group_lines(facts["groups"]))
-
-
-def _group_lines(groups: Sequence[dict[str, Any]]) -> list[str]:
-    rows = [(str(each["index"]), each["kind"], _group_size(each)) for each in groups]
-    return ["  " + line for line in align(rows)] if rows else []
+    rows = [(str(each["index"]), each["kind"], _group_size(each)) for each in facts["groups"]]
+    return _write_section(screen, "groups", ["  " + line for line in align(rows)] if rows else [])
 
 
 def _group_size(group: dict[str, Any]) -> str:
@@ -260,10 +231,7 @@ def _group_size(group: dict[str, Any]) -> str:
 
 def _write_section(screen: Screen, title: str, lines: Sequence[str]) -> None:
     if lines:
-        screen.write_line(title)
-        for line in lines:
-            screen.write_line(line)
-        screen.write_line()
+        screen.write_lines([title, *lines, ""])
 
 
 def _yes_or_no(value: bool) -> str:
@@ -271,10 +239,10 @@ def _yes_or_no(value: bool) -> str:
 
 
 @dataclass(frozen=True)
-class Removed:
-    """A name that was deleted: the bytes that this freed, and what became of its trees, each with its bytes.
+class RemovedModel:
+    """A name that was deleted: the bytes that this freed, and those of its trees that were deleted or kept.
 
-    The weights of a model that has other names stay, and so do its trees: then nothing is freed.
+    If the model has other names, its weights and trees stay, and nothing is freed.
     """
 
     name: str
@@ -299,33 +267,31 @@ def remove(
     Their trees on disk stay, unless --tree is given or a person at the terminal says so.
     """
     screen, settings = Screen(), load_settings()
-    store = Store(settings.models_folder)
-    aliases = [plain_name(name) for name in names if store.find(name) is None and store.find_alias(name)]
-    found = {model.name: model for model in (_find(store, name) for name in names if plain_name(name) not in aliases)}
+    store = ModelFolder(settings.models_folder)
+    names = list(dict.fromkeys(map(plain_name, names)))
+    aliases = [name for name in names if store.find(name) is None and store.find_alias(name)]
+    found: dict[str, ModelFiles] = {}
+    for name in names:
+        if name not in aliases:
+            if (model := store.find(name)) is None:
+                raise ModelNotFound(f"no local model {name!r}; {store.describe()}")
+            found[model.name] = model
     if not yes:
         size = filesize.decimal(sum(each.size_bytes for each in found.values()))
         confirm_or_exit(f"delete {', '.join((*aliases, *found))} ({size})")
     trees = [each for each in list_trees(settings.trees_folder) if each.model in found]
     if tree is None:
-        tree = not yes and bool(trees) and typer.confirm(_ask_for_trees(trees), err=True)
+        size = filesize.decimal(sum(each.nbytes + each.index_bytes for each in trees))
+        question = f"delete what is kept on disk for it, too: {', '.join(each.name for each in trees)} ({size})?"
+        tree = not yes and bool(trees) and typer.confirm(question, err=True)
     _unload(settings, list(found), is_local)
-    removed = [Removed(name, store.remove(name), is_alias=True) for name in aliases]
+    removed = [RemovedModel(name, store.remove(name), is_alias=True) for name in aliases]
     removed += [_remove(store, name, [each for each in trees if each.model == name], tree) for name in found]
     if as_json:
         screen.write_line(json.dumps({"models": [asdict(each) for each in removed]}, indent=2))
     else:
-        for line in (line for each in removed for line in _describe_removed(each)):
-            screen.write_line(line)
-    problems = [problem for each in removed for problem in each.problems]
-    for problem in problems:
-        screen.error(problem)
-    if problems:
-        raise typer.Exit(1)
-
-
-def _ask_for_trees(trees: Sequence[TreeInfo]) -> str:
-    size = filesize.decimal(sum(tree.nbytes + tree.index_bytes for tree in trees))
-    return f"delete what is kept on disk for it, too: {', '.join(tree.name for tree in trees)} ({size})?"
+        screen.write_lines(line for each in removed for line in _describe_removed(each))
+    screen.exit_with([problem for each in removed for problem in each.problems])
 
 
 def _unload(settings: Settings, names: Sequence[str], is_local: bool) -> None:
@@ -346,10 +312,10 @@ def _read_loaded_names(client: Client) -> set[str]:
     return {str(each["name"]).removesuffix(":latest") for each in client.get("/api/ps")["models"]}
 
 
-def _remove(store: Store, name: str, trees: Sequence[TreeInfo], removes_trees: bool) -> Removed:
+def _remove(store: ModelFolder, name: str, trees: Sequence[TreeInfo], removes_trees: bool) -> RemovedModel:
     freed_bytes = store.remove(name)
     if not removes_trees or not freed_bytes:
-        return Removed(name, freed_bytes, kept_trees={tree.name: tree.nbytes + tree.index_bytes for tree in trees})
+        return RemovedModel(name, freed_bytes, kept_trees={tree.name: tree.nbytes + tree.index_bytes for tree in trees})
     removed: dict[str, int] = {}
     problems = []
     for tree in trees:
@@ -357,10 +323,10 @@ def _remove(store: Store, name: str, trees: Sequence[TreeInfo], removes_trees: b
             removed[tree.name] = remove_tree(tree.folder)
         except DiskError as error:
             problems.append(f"its tree was not deleted: {error}")
-    return Removed(name, freed_bytes, trees=removed, problems=tuple(problems))
+    return RemovedModel(name, freed_bytes, trees=removed, problems=tuple(problems))
 
 
-def _describe_removed(removed: Removed) -> Iterator[str]:
+def _describe_removed(removed: RemovedModel) -> Iterator[str]:
     if removed.is_alias:
         yield f"deleted {removed.name}, which was another name"
         return
@@ -380,16 +346,9 @@ def copy(
     as_json: options.AsJsonObject = False,
 ) -> None:
     """Give a model another name. It stays one model: it is loaded once and has one tree, whatever it is called."""
-    screen, store = Screen(), Store(load_settings().models_folder)
+    screen, store = Screen(), ModelFolder(load_settings().models_folder)
     alias = store.copy(source, target)
     name, model = (alias.name, alias.target) if alias else (plain_name(target), plain_name(target))
     if as_json:
         return screen.write_line(json.dumps({"name": tagged_name(name), "stands_for": tagged_name(model)}))
     return screen.write_line(f"{tagged_name(name)} stands for {tagged_name(model)}")
-
-
-def _find(store: Store, name: str) -> ModelFiles:
-    model = store.find(name)
-    if model is None:
-        raise ModelNotFound(f"no local model {name!r}; {store.describe()}")
-    return model

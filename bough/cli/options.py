@@ -2,204 +2,72 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Annotated, Any
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, fields
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from bough.config import Settings, load_settings
+from bough.sampling_params import PARAMETERS, TYPES
 
-_SETTINGS_NAMES = {each.name for each in fields(Settings)}
+_KINDS: Mapping[str, Any] = {
+    "int": int,
+    "int | None": int,
+    "float": float,
+    "bool": bool,
+    "tuple[str, ...]": list[str],
+    "str | dict[str, Any] | None": str,
+}
+_SETTINGS = {each.name: each for each in fields(Settings)}
 
 _SAMPLING = "Sampling"
+_SETTINGS_PANEL = "Settings (also BOUGH_* variables and bough.toml)"
+_SERVER_PANEL = "Server settings"
+Command = TypeVar("Command", bound=Callable[..., None])
 
-MaxTokens = Annotated[
-    int | None,
-    typer.Option(help="The largest number of tokens to generate; -1: to the context's end.", rich_help_panel=_SAMPLING),
-]
-Temperature = Annotated[float | None, typer.Option(help="0: always take the most likely token.", rich_help_panel=_SAMPLING)]
-TopK = Annotated[int | None, typer.Option(help="Sample from the k most likely tokens; 0: all.", rich_help_panel=_SAMPLING)]
-TopP = Annotated[
-    float | None,
-    typer.Option(help="Sample from the most likely tokens up to this total probability.", rich_help_panel=_SAMPLING),
-]
-MinP = Annotated[
-    float | None,
-    typer.Option(help="Drop tokens below this fraction of the best probability.", rich_help_panel=_SAMPLING),
-]
-RepeatPenalty = Annotated[
-    float | None, typer.Option(help="Above 1: repeat less; 1: no penalty.", rich_help_panel=_SAMPLING)
-]
-Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text.", rich_help_panel=_SAMPLING)]
-Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text.", rich_help_panel=_SAMPLING)]
-Format = Annotated[str | None, typer.Option(help='"json", or a file with a JSON schema.', rich_help_panel=_SAMPLING)]
 
-_SETTINGS = "Settings (also BOUGH_* variables and bough.toml)"
+def with_flags(flags: Iterable[inspect.Parameter]) -> Callable[[Command], Command]:
+    """Give a command flags that are data. It takes them as `**flags`; typer reads them from its signature."""
 
-Context = Annotated[
-    int | None,
-    typer.Option(help="Tokens that a conversation may have; 0: the model's own limit.", rich_help_panel=_SETTINGS),
-]
-Threads = Annotated[
-    int | None, typer.Option(help="CPU threads; 0: one for each core that may be used.", rich_help_panel=_SETTINGS)
-]
-Engine = Annotated[str | None, typer.Option(help="auto, torch or mlx.", rich_help_panel=_SETTINGS)]
-Device = Annotated[
-    str | None,
-    typer.Option(help="auto or cpu; with torch cuda, cuda:1 or mps; with mlx gpu.", rich_help_panel=_SETTINGS),
-]
-Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=_SETTINGS)]
-Weights = Annotated[
-    str | None,
-    typer.Option(help="On a CPU: auto, packed, float32, q8_0, q4_0 or int4.", rich_help_panel=_SETTINGS),
-]
-Attention = Annotated[
-    str | None, typer.Option(help="auto, bough, or a name that transformers knows.", rich_help_panel=_SETTINGS)
-]
-DeviceMemory = Annotated[
-    str | None,
-    typer.Option(
-        "--device-memory",
-        "--memory",
-        help="Memory for lanes and pages together, such as 2GB, or auto.",
-        rich_help_panel=_SETTINGS,
-    ),
-]
-HostMemory = Annotated[
-    str | None,
-    typer.Option(
-        help="Host memory for pages that are demoted from a GPU, such as 16GB, auto, or 0.", rich_help_panel=_SETTINGS
-    ),
-]
-Disk = Annotated[
-    str | None, typer.Option(help="Disk space for all trees together, such as 50GB, auto, or 0.", rich_help_panel=_SETTINGS)
-]
-DiskFree = Annotated[str | None, typer.Option(help="Disk space that Bough always leaves free.", rich_help_panel=_SETTINGS)]
-DiskTTL = Annotated[
-    str | None,
-    typer.Option(help="Delete pages on disk that were unused for this long: 7d, 12h, never.", rich_help_panel=_SETTINGS),
-]
-StoreUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        help="The URL of a store that machines share: s3://bucket/path, gs://…, az://…, or a folder.",
-        rich_help_panel=_SETTINGS,
-    ),
-]
-StoreSecretFile = Annotated[
-    str | None,
-    typer.Option(help="A file with the secret of the machines that share the store.", rich_help_panel=_SETTINGS),
-]
-StoreBudget = Annotated[
-    str | None, typer.Option(help="The most that the store may hold, such as 1TB, or none.", rich_help_panel=_SETTINGS)
-]
-StoreTTL = Annotated[
-    str | None,
-    typer.Option(help="Delete what was not used in the store for this long: 30d, never.", rich_help_panel=_SETTINGS),
-]
-SaltShare = Annotated[
-    float | None,
-    typer.Option(help="The largest share of each tier that one salt may use, up to 1.", rich_help_panel=_SETTINGS),
-]
-Cache = Annotated[
-    bool | None, typer.Option("--cache/--no-cache", help="Reuse the state of known prefixes.", rich_help_panel=_SETTINGS)
-]
-TrustRemoteCode = Annotated[
-    bool | None,
-    typer.Option("--trust-remote-code", help="Run Python code that comes with the model.", rich_help_panel=_SETTINGS),
-]
-AnswerTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--max-tokens",
-        help="The most tokens of an answer without a limit of its own; 0: by the context; -1: no limit.",
-        rich_help_panel=_SETTINGS,
-    ),
-]
-LoopGuard = Annotated[
-    bool | None,
-    typer.Option(
-        "--loop-guard/--no-loop-guard", help="End an answer that repeats itself again and again.", rich_help_panel=_SETTINGS
-    ),
-]
-Lanes = Annotated[
-    int | None, typer.Option(help="Requests that run at the same time; 0: as memory allows.", rich_help_panel=_SETTINGS)
-]
+    def add(command: Command) -> Command:
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        named = [each for each in own if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        command.__signature__ = inspect.Signature([*named, *flags])  # type: ignore[attr-defined]
+        return command
 
-_SERVER = "Server settings"
+    return add
 
-Host = Annotated[str | None, typer.Option(help="The address to listen at.", rich_help_panel=_SERVER)]
-Port = Annotated[int | None, typer.Option(help="The port to listen at; 0: any free port.", rich_help_panel=_SERVER)]
-Aliases = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--alias",
-        "--aliases",
-        metavar="NAME=MODEL",
-        help="Another name of a model, such as gpt-4o=smollm2 or claude-*=smollm2; may be given several times.",
-        show_default=False,
-        rich_help_panel=_SERVER,
-    ),
-]
-KeysFile = Annotated[
-    str | None,
-    typer.Option(help="A file with one API key per line; only clients with a key are served.", rich_help_panel=_SERVER),
-]
-Origins = Annotated[
-    str | None,
-    typer.Option(
-        help="Web origins that may send requests besides local ones, separated by commas.", rich_help_panel=_SERVER
-    ),
-]
-AllowedHosts = Annotated[
-    str | None,
-    typer.Option(help="Host names of this server besides local ones, separated by commas.", rich_help_panel=_SERVER),
-]
-KeepAlive = Annotated[
-    str | None, typer.Option(help="How long unused models stay loaded: 5m, 1h, never.", rich_help_panel=_SERVER)
-]
-MaxModels = Annotated[
-    int | None, typer.Option(help="Models loaded at the same time; 0: as memory allows.", rich_help_panel=_SERVER)
-]
-Ray = Annotated[
-    str | None,
-    typer.Option(
-        help="Run replicas on Ray Serve: local (a cluster of this machine), auto, or a cluster's address.",
-        metavar="ADDRESS",
-        rich_help_panel=_SERVER,
-    ),
-]
-Replicas = Annotated[int | None, typer.Option(help="Replicas on Ray; 0: as many as needed.", rich_help_panel=_SERVER)]
-Queue = Annotated[int | None, typer.Option(help="Requests that may wait for a lane.", rich_help_panel=_SERVER)]
-RequestTimeout = Annotated[
-    str | None, typer.Option(help="The longest time that a request may take: 10m, never.", rich_help_panel=_SERVER)
-]
-Watchdog = Annotated[
-    str | None, typer.Option(help="Give up on a step of the engine after this time.", rich_help_panel=_SERVER)
-]
-StopAfter = Annotated[
-    str | None, typer.Option(help="How long a stopping server waits for running answers.", rich_help_panel=_SERVER)
-]
-MaxBody = Annotated[str | None, typer.Option(help="The largest request body, such as 8MB.", rich_help_panel=_SERVER)]
-RateLimit = Annotated[
-    int | None, typer.Option(help="Requests per minute from one client; 0: no limit.", rich_help_panel=_SERVER)
-]
-VerifyCache = Annotated[
-    float | None,
-    typer.Option(help="The share of answers to compute again without the cache and compare.", rich_help_panel=_SERVER),
-]
-SortTools = Annotated[
-    bool | None,
-    typer.Option(
-        "--sort-tools/--keep-tools",
-        help="Sort the tools of a request, so that more prefixes are equal.",
-        rich_help_panel=_SERVER,
-    ),
-]
-LogJson = Annotated[
-    bool | None, typer.Option("--log-json/--log-text", help="Log requests as JSON.", rich_help_panel=_SERVER)
-]
+
+def sampling_flags(names: Iterable[str]) -> list[inspect.Parameter]:
+    """A flag for each of these sampling parameters."""
+    return [_flag(name, _KINDS[TYPES[name]], PARAMETERS[name].help, _SAMPLING) for name in names]
+
+
+def command_flags(command: str) -> list[inspect.Parameter]:
+    """A flag for each setting that this command has one for."""
+    return setting_flags(*(name for name, each in _SETTINGS.items() if command in each.metadata["commands"]))
+
+
+def setting_flags(*names: str) -> list[inspect.Parameter]:
+    """A flag for each of these settings. One that is not given is None."""
+    return [_setting_flag(_SETTINGS[name]) for name in names]
+
+
+def _setting_flag(setting: Field[Any]) -> inspect.Parameter:
+    name, known = setting.name, setting.metadata
+    panel = _SETTINGS_PANEL if "run" in known["commands"] else _SERVER_PANEL
+    kind = str if known["unit"] else _KINDS.get(str(setting.type), str)
+    kind = list[str] if name == "aliases" else kind
+    return _flag(name, kind, known["help"], panel, known["flag"], known["metavar"])
+
+
+def _flag(name: str, kind: Any, help: str, panel: str, flag: str = "", metavar: str | None = None) -> inspect.Parameter:
+    names = (flag,) if flag else ()
+    option = typer.Option(*names, help=help, metavar=metavar, show_default=False, rich_help_panel=panel)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option])
+
 
 Model = Annotated[str | None, typer.Option("--model", "-m", help="The model; all arguments are then the prompt.")]
 Url = Annotated[str | None, typer.Option("--url", help="The server's address; not given: the server that runs here.")]
@@ -209,13 +77,21 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AsJsonObject = Annotated[bool, typer.Option("--json", help="Print a JSON object.")]
 
 
+def read_names(text: str, known: Iterable[str], kind: str) -> list[str]:
+    """Known names, separated by commas; `all` stands for all of them."""
+    names = list(known) if text == "all" else [name.strip() for name in text.split(",")]
+    if unknown := next((name for name in names if name not in known), None):
+        raise typer.BadParameter(f"the {kind} {unknown!r} is not one of {', '.join(known)}")
+    return names
+
+
 def settings_of(ctx: typer.Context) -> dict[str, Any]:
     """The flags of a command that are settings, by the names of the settings. Flags that were not given are None.
 
     A sampling flag is none, also if a setting has its name: `bough run --max-tokens` is about this one answer.
     """
     sampling = {param.name for param in ctx.command.params if getattr(param, "rich_help_panel", None) == _SAMPLING}
-    given = {name: value for name, value in ctx.params.items() if name in _SETTINGS_NAMES - sampling}
+    given = {name: value for name, value in ctx.params.items() if name in _SETTINGS.keys() - sampling}
     return {name: (list(value) or None) if isinstance(value, list | tuple) else value for name, value in given.items()}
 
 

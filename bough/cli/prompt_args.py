@@ -48,7 +48,6 @@ def read_prompt_args(words: Sequence[str], model: str | None, stdin: TextIO | No
 
 
 def _join(texts: Iterable[str]) -> str:
-    """The parts of a prompt, with a blank line between them."""
     return "\n\n".join(clean(text) for text in texts if text.strip())
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -14,15 +15,13 @@ from typing import Annotated, Any
 import typer
 
 from bough.cli import options
-from bough.cli.backends.choice import Backends, Where
+from bough.cli.backends.choice import Backends
 from bough.cli.backends.contract import Backend
 from bough.cli.chat.chat import TerminalChat
 from bough.cli.chat.commands import describe_session
-from bough.cli.chat.conversation import FIRST, ChatSession, Conversation
-from bough.cli.chat.line_input import history, read_message
-from bough.cli.chat.loop import run_chat
-from bough.cli.chat.parameters import check, read_format
-from bough.cli.chat.sessions import Sessions
+from bough.cli.chat.loop import history, read_message, run_chat
+from bough.cli.chat.parameters import NAMES, check, read_format
+from bough.cli.chat.sessions import FIRST, ChatSession, Conversation, Sessions
 from bough.cli.prompt_args import PromptArgs, read_prompt_args
 from bough.cli.terminal.answer import as_dict, describe_end, stream_answer, summarise
 from bough.cli.terminal.screen import Screen, is_interactive
@@ -46,6 +45,7 @@ class RunOptions:
     keeps_history: bool
 
 
+@options.with_flags([*options.sampling_flags(NAMES), *options.command_flags("run")])
 def run(
     ctx: typer.Context,
     first: Annotated[
@@ -74,94 +74,51 @@ def run(
     ] = False,
     url: options.Url = None,
     is_local: options.IsLocal = False,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    repeat_penalty: options.RepeatPenalty = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
-    format: options.Format = None,
-    context: options.Context = None,
-    threads: options.Threads = None,
-    engine: options.Engine = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    weights: options.Weights = None,
-    attention: options.Attention = None,
-    device_memory: options.DeviceMemory = None,
-    host_memory: options.HostMemory = None,
-    disk: options.Disk = None,
-    disk_free: options.DiskFree = None,
-    disk_ttl: options.DiskTTL = None,
-    store: options.StoreUrl = None,
-    store_secret_file: options.StoreSecretFile = None,
-    store_budget: options.StoreBudget = None,
-    store_ttl: options.StoreTTL = None,
-    salt_share: options.SaltShare = None,
-    cache: options.Cache = None,
-    trust_remote_code: options.TrustRemoteCode = None,
+    **flags: Any,
 ) -> None:
     """Answer a prompt, or chat."""
-    given = _read_given(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repeat_penalty=repeat_penalty,
-        seed=seed,
-        stop=stop or None,
-        format=format,
-    )
+    given = _read_given({name: flags[name] for name in NAMES})
     if raw and system:
         raise typer.BadParameter("--system needs the chat template, and --raw does not use it")
     run_options = RunOptions(given, system, raw, as_json, verbose, not nowordwrap, not no_history)
     words, screen = [word for word in (first, *(rest or ())) if word], Screen()
-    flags = options.settings_of(ctx)
-    del flags["model"]  # the arguments may name it, too: PromptArgs has it
-    settings = load_settings(flags, are_flags=True)
+    chosen = options.settings_of(ctx)
+    del chosen["model"]  # the arguments may name it, too: PromptArgs has it
+    settings = load_settings(chosen, are_flags=True)
     sessions = Sessions(settings.data_folder / "chats")
-    session = _resume(words, sessions) if resume else None
+    if resume and len(words) > 1:
+        raise typer.BadParameter(f"--resume takes one name, and there are {len(words)} words: {' '.join(words)}")
+    session = sessions.load(words[0] if words else None) if resume else None
     args = PromptArgs(model or session.model or None, None) if session else read_prompt_args(words, model, sys.stdin)
-    with Backends(Where(settings, url, is_local, flags), screen) as backends:
-        args = _settle(args, backends, screen)
-        _check_prompt(args, run_options)
-        is_told = args.prompt is not None and (verbose or screen.notes.is_terminal)  # a chat's first line says it
-        with backends.open(args.model, tells_server=is_told, tells_advice=not as_json) as backend:
-            _require_template(backend, run_options)
+    with Backends(settings, screen, url=url, is_local=is_local, flags=chosen) as backends:
+        args = _check_model(args, backends, screen)
+        if args.prompt == "":
+            raise typer.BadParameter(f"the prompt for {args.model or 'the default model'} is empty")
+        if args.prompt is None and (as_json or raw):
+            raise typer.BadParameter(f"{'--json' if as_json else '--raw'} needs a prompt")
+        tells_server = args.prompt is not None and (verbose or screen.notes.is_terminal)  # a chat's first line says it
+        with backends.open(args.model, tells_server=tells_server, tells_advice=not as_json) as backend:
+            if not raw and backend.chat_problem:
+                raise RequestError(backend.chat_problem)
             if args.prompt is None:
                 _chat(backend, run_options, screen, settings, sessions, session)
             else:
                 _answer(backend, args.prompt, run_options, screen)
 
 
-def _read_given(**given: Any) -> dict[str, Any]:
+def _read_given(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters that were given. They are checked here, before a model is loaded."""
+    given = {name: value for name, value in flags.items() if value not in (None, [])}
     try:
-        if given["format"] is not None:
+        if "format" in given:
             given["format"] = read_format(given["format"])
         return check(given)
     except RequestError as error:
         raise typer.BadParameter(str(error)) from error
 
 
-def _resume(words: list[str], sessions: Sessions) -> ChatSession:
-    if len(words) > 1:
-        raise typer.BadParameter(f"--resume takes one name, and there are {len(words)} words: {' '.join(words)}")
-    return sessions.load(words[0] if words else None)
-
-
-def _check_prompt(args: PromptArgs, run_options: RunOptions) -> None:
-    if args.prompt == "":
-        raise typer.BadParameter(f"the prompt for {args.model or 'the default model'} is empty")
-    if args.prompt is None and (run_options.is_json or run_options.is_raw):
-        raise typer.BadParameter(f"{'--json' if run_options.is_json else '--raw'} needs a prompt")
-
-
-def _settle(args: PromptArgs, backends: Backends, screen: Screen) -> PromptArgs:
-    """The arguments, with a word that was taken for a model made the prompt if there is no such model.
+def _check_model(args: PromptArgs, backends: Backends, screen: Screen) -> PromptArgs:
+    """The arguments; a word that was taken for a model becomes the prompt if there is no such model.
 
     Raises ModelNotFound if more words follow it, or if it is a model's name misspelt.
     """
@@ -179,17 +136,14 @@ def _settle(args: PromptArgs, backends: Backends, screen: Screen) -> PromptArgs:
     return args.as_prompt()
 
 
-def _require_template(backend: Backend, run_options: RunOptions) -> None:
-    if not run_options.is_raw and backend.chat_problem:
-        raise RequestError(backend.chat_problem)
-
-
 def _answer(backend: Backend, text: str, run_options: RunOptions, screen: Screen) -> None:
-    open_stream = partial(backend.stream, _prompt(text, run_options), run_options.given)
+    system = [{"role": "system", "content": run_options.system}] if run_options.system else []
+    prompt: Prompt = text if run_options.is_raw else [*system, {"role": "user", "content": text}]
+    open_stream = partial(backend.stream, prompt, run_options.given)
     try:
         completion = stream_answer(open_stream, screen, is_silent=run_options.is_json, wraps=run_options.wraps)
     except BoughError:
-        screen.end_line()  # the error is told on a line of its own
+        screen.end_line()  # the error is printed on its own line
         raise
     if run_options.is_json:
         screen.write_line(json.dumps(as_dict(completion, backend.name, backend.load_s), ensure_ascii=False))
@@ -203,13 +157,6 @@ def _answer(backend: Backend, text: str, run_options: RunOptions, screen: Screen
         raise typer.Exit(_INTERRUPTED)
 
 
-def _prompt(text: str, run_options: RunOptions) -> Prompt:
-    if run_options.is_raw:
-        return text
-    system = [{"role": "system", "content": run_options.system}] if run_options.system else []
-    return [*system, {"role": "user", "content": text}]
-
-
 def _chat(
     backend: Backend,
     run_options: RunOptions,
@@ -218,7 +165,6 @@ def _chat(
     sessions: Sessions,
     session: ChatSession | None,
 ) -> None:
-    """Chat, and save the chat when it ends."""
     screen.note(f"{backend.greeting()} · /help lists the commands, /bye leaves")
     chat = TerminalChat(
         backend,
@@ -234,19 +180,14 @@ def _chat(
         with history(settings.cache_folder / "history" if run_options.keeps_history else None):
             run_chat(chat, lambda: read_message(input))
     finally:
-        _keep(chat, screen)
-
-
-def _keep(chat: TerminalChat, screen: Screen) -> None:
-    """Save the chat at its end. That this failed is told, and changes nothing else."""
-    try:
-        chat.keep()
-    except BoughError as error:
-        screen.error(str(error))
+        try:
+            chat.keep()
+        except BoughError as error:
+            screen.error(str(error))
 
 
 def _start(session: ChatSession | None, run_options: RunOptions) -> ChatSession:
-    """The session to begin with: a new one, or one that is resumed, with what the flags say instead."""
+    """A new session, or the one that is resumed, in which the flags replace what was saved."""
     if session is None:
         return ChatSession(given=run_options.given, branches={FIRST: Conversation(run_options.system)})
     session.given |= run_options.given

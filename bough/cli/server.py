@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, Self
 
 import typer
@@ -24,61 +23,20 @@ from bough.config import Settings, limit_thread_spinning, load_settings
 from bough.errors import BoughError
 from bough.runtime import find_model
 from bough.system.announcement import Announcement, announcing, make_announcement
-from bough.system.distribution import VERSION, install_command
-from bough.system.light_imports import load_torch_library
+from bough.system.distribution import VERSION, find_missing, install_command
 
 log = logging.getLogger(__name__)
 
 _APIS = "Ollama, OpenAI, Anthropic"
-_EXTRAS = ("fastapi", "prometheus_client", "pydantic", "starlette", "uvicorn")
 _PS_HEADER = ("NAME", "SIZE", "ENGINE", "DEVICE", "CONTEXT", "LANES", "TREE", "UNTIL")
 _FOR_EVER_YEARS = 100
 
 
+@options.with_flags(options.command_flags("serve"))
 def serve(
     ctx: typer.Context,
     model: Annotated[str | None, typer.Option("--model", "-m", help="The model to load at the start.")] = None,
-    host: options.Host = None,
-    port: options.Port = None,
-    aliases: options.Aliases = None,
-    keys_file: options.KeysFile = None,
-    origins: options.Origins = None,
-    allowed_hosts: options.AllowedHosts = None,
-    keep_alive: options.KeepAlive = None,
-    max_models: options.MaxModels = None,
-    ray: options.Ray = None,
-    replicas: options.Replicas = None,
-    queue: options.Queue = None,
-    request_timeout: options.RequestTimeout = None,
-    watchdog: options.Watchdog = None,
-    stop_after: options.StopAfter = None,
-    max_body: options.MaxBody = None,
-    rate_limit: options.RateLimit = None,
-    verify_cache: options.VerifyCache = None,
-    sort_tools: options.SortTools = None,
-    log_json: options.LogJson = None,
-    max_tokens: options.AnswerTokens = None,
-    loop_guard: options.LoopGuard = None,
-    lanes: options.Lanes = None,
-    context: options.Context = None,
-    threads: options.Threads = None,
-    engine: options.Engine = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
-    weights: options.Weights = None,
-    attention: options.Attention = None,
-    device_memory: options.DeviceMemory = None,
-    host_memory: options.HostMemory = None,
-    disk: options.Disk = None,
-    disk_free: options.DiskFree = None,
-    disk_ttl: options.DiskTTL = None,
-    store: options.StoreUrl = None,
-    store_secret_file: options.StoreSecretFile = None,
-    store_budget: options.StoreBudget = None,
-    store_ttl: options.StoreTTL = None,
-    salt_share: options.SaltShare = None,
-    cache: options.Cache = None,
-    trust_remote_code: options.TrustRemoteCode = None,
+    **_flags: Any,
 ) -> None:
     """Serve models over HTTP, with the APIs of Ollama, OpenAI and Anthropic, until Ctrl-C."""
     run_server(options.read_settings(ctx), Screen())
@@ -86,10 +44,10 @@ def serve(
 
 def run_server(settings: Settings, screen: Screen) -> None:
     """Serve until a signal ends the process. Raises BoughError if the server cannot start."""
-    _require_extras()
+    if missing := find_missing("server"):
+        raise BoughError(f"{', '.join(missing)} not installed: {install_command('server')}")
     if settings.engine != "mlx":
         limit_thread_spinning()  # before OpenMP is loaded with torch's library
-        load_torch_library()
     from bough.server.app import make_app, make_service
     from bough.server.http.listening import bind, host, is_loopback, url_of
     from bough.server.http.logs import set_up_logs
@@ -107,18 +65,18 @@ def run_server(settings: Settings, screen: Screen) -> None:
         app.state.announcement = make_announcement(local_url(url))
         problem = announce(held, settings.cache_folder, app.state.announcement)
 
-        def tell_ready() -> None:
+        def note_ready() -> None:
             progress.end()
-            if problem and not service.disk_problem:  # that of the disk is in the log already, and has the same cause
+            if problem and not service.disk_problem:  # which is in the log already, and has the same cause
                 log.warning("%s", problem)
             screen.note(f"bough {VERSION} serves {files.name} at {url} ({_APIS}); Ctrl-C ends")
 
-        host(app, service.settings, service, bound, tell_ready)
+        host(app, service.settings, service, bound, note_ready)
 
 
 @contextmanager
 def _replicas(settings: Settings, model: str) -> Iterator[Any]:
-    """What starts the model on Ray, in place of loading it in this process. Raises BoughError without Ray."""
+    """Yield the call that starts the model on Ray, in place of loading it here. Raises BoughError without Ray."""
     try:
         from bough.ray.app import connected
     except ModuleNotFoundError as error:
@@ -147,7 +105,7 @@ def announce(held: ExitStack, folder: Path, announcement: Announcement) -> str:
 
 
 class _LoadProgress:
-    """How models are fetched and loaded: bars on a terminal until the server is ready, lines in the log otherwise."""
+    """Progress of fetching and loading: bars on a terminal until the server is ready, lines in the log otherwise."""
 
     def __init__(self, console: Console) -> None:
         self._lines = Lines(lambda line: log.info("loading: %s", line))
@@ -163,27 +121,15 @@ class _LoadProgress:
         self._shown.finish()
 
     def end(self) -> None:
-        """Stop drawing: from now on the log tells how models are loaded."""
+        """Stop drawing: later progress goes to the log."""
         self._shown.finish()
         self._shown = self._lines
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
-
-
-def _require_extras() -> None:
-    """Raise BoughError, with the command to install it, if a package of the server is missing."""
-    try:
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name not in _EXTRAS:
-            raise
-        raise BoughError(f"{error.name} is not installed: {install_command('server')}") from error
 
 
 def _find_server(url: str | None) -> Client:
@@ -201,9 +147,8 @@ def ps(as_json: options.AsJson = False, url: options.Url = None) -> None:
     if as_json:
         screen.write_line(json.dumps(loaded, indent=2))
     elif loaded:
-        rows = [row for each in loaded for row in (_ps_row(each), *_replica_rows(each))]
-        for line in align([_PS_HEADER, *rows], screen.width):
-            screen.write_line(line)
+        rows = [row for each in loaded for row in _ps_rows(each)]
+        screen.write_lines(align([_PS_HEADER, *rows], screen.width))
     else:
         screen.note(f"no model is loaded at {server}")
 
@@ -211,9 +156,8 @@ def ps(as_json: options.AsJson = False, url: options.Url = None) -> None:
 def read_loaded(client: Client) -> list[dict[str, Any]]:
     """The loaded models of the server, each with the size of its tree."""
     trees = {each["model"]: each for each in client.get("/api/cache")["models"]}
-    return [
-        _ps_facts(each, trees.get(each["name"].removesuffix(":latest"), {})) for each in client.get("/api/ps")["models"]
-    ]
+    models = client.get("/api/ps")["models"]
+    return [_ps_facts(each, trees.get(each["name"].removesuffix(":latest"), {})) for each in models]
 
 
 def _ps_facts(model: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
@@ -244,16 +188,13 @@ def _tree_facts(tree: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _ps_row(facts: dict[str, Any]) -> tuple[str, ...]:
+def _ps_rows(facts: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     until = "for ever" if facts["until"] is None else ahead(datetime.fromisoformat(facts["until"]))
     size = filesize.decimal(facts["size_bytes"])
     context = f"{facts['context_tokens']:,}"
-    return (facts["name"], size, facts["engine"], facts["device"], context, *_describe_tree(facts), until)
-
-
-def _replica_rows(facts: dict[str, Any]) -> list[tuple[str, ...]]:
-    """A row for each replica, below that of its model."""
-    return [(f"  {name}", "", "", "", "", *_describe_tree(own), "") for name, own in facts.get("replicas", {}).items()]
+    yield (facts["name"], size, facts["engine"], facts["device"], context, *_describe_tree(facts), until)
+    for name, own in facts.get("replicas", {}).items():
+        yield (f"  {name}", "", "", "", "", *_describe_tree(own), "")
 
 
 def _describe_tree(facts: dict[str, Any]) -> tuple[str, str]:
@@ -277,6 +218,5 @@ def stop(
             client.post("/api/generate", model=name, keep_alive=0, stream=False)
     if as_json:
         return screen.write_line(json.dumps({"stopped": names}))
-    for name in names:
-        screen.write_line(f"stopped {name}")
+    screen.write_lines(f"stopped {name}" for name in names)
     return None if names else screen.note("no model is loaded")

@@ -1,7 +1,7 @@
-"""`bough tree` and `bough explain`: a running server is asked if there is one, else the tree on disk is read.
+"""`bough tree` and `bough explain`: of a running server if there is one, else of the tree on disk.
 
-On disk no model is loaded: the index tells the tree, and the tokenizer its texts. Nothing is changed, and the tree may be
-in use by another process; what that has only in memory is not seen.
+On disk no model is loaded: the index has the tree, and the tokenizer gives its texts. Nothing is changed. Another process
+may use the tree; what it has only in memory is not shown.
 """
 
 from __future__ import annotations
@@ -9,37 +9,38 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
-from bough.cache.admin import view
-from bough.cache.admin.drawing import LEAST_WIDTH, MOST_WIDTH
-from bough.cache.admin.node_view import Decode
-from bough.cache.admin.stored import open_stored
-from bough.cache.admin.trees import TreeInfo, list_trees
+from bough.cache.admin.node_view import LEAST_WIDTH, MOST_WIDTH, Decode
+from bough.cache.admin.trees import TreeInfo, list_trees, open_stored
+from bough.cache.admin.view import look_up, view_tree
 from bough.cache.disk import DiskError
 from bough.cache.prefix_cache import PrefixCache
 from bough.cli import options
 from bough.cli.cache.trees import is_of
-from bough.cli.client import Client, find_client
+from bough.cli.client import find_client
 from bough.cli.prompt_args import read_prompt_args
 from bough.cli.terminal.columns import describe
-from bough.cli.terminal.screen import Screen
+from bough.cli.terminal.screen import Screen, neutralise
 from bough.config import Settings, load_settings
-from bough.errors import ModelError, ModelNotFound
+from bough.errors import ModelError, ModelNotFound, Unavailable
 from bough.models import GgufSupport, ModelFiles, resolve
 from bough.models.prompts import Prompts
 from bough.models.tokenizer import load_decoder, load_tokenizer
 from bough.types import Message
 
 _SHOWN_BRANCHES = 4
-_NO_CONVERSION = GgufSupport(is_readable=True, is_convertible=False)  # the tokenizer is all that is wanted
+_WATCH_S = 1.0
+_NO_CONVERSION = GgufSupport(is_readable=True, is_convertible=False)  # only the tokenizer is needed
 
 Salt = Annotated[str | None, typer.Option(help="Only the tree of this salt.")]
 
@@ -47,8 +48,8 @@ Salt = Annotated[str | None, typer.Option(help="Only the tree of this salt.")]
 def tree(
     model: Annotated[str | None, typer.Argument(help="A model, or a tree on disk; not given: the default model.")] = None,
     salt: Salt = None,
-    is_live: Annotated[
-        bool, typer.Option("--live", help="Draw the tree, requests and figures of a running server as they change.")
+    is_watched: Annotated[
+        bool, typer.Option("--watch", help="Draw the tree of a running server whenever it changes.")
     ] = False,
     as_json: options.AsJson = False,
     url: options.Url = None,
@@ -58,46 +59,38 @@ def tree(
 
     Without a running server the tree on disk is drawn. No model is loaded for that.
 
-    --live goes on until Ctrl-C, and needs a server. In a pipe it writes a line whenever a request begins, comes to another
-    state or ends; with --json each event as a line of JSON.
+    --watch looks at the server every second until Ctrl-C. In a pipe each tree that differs from the one before is written.
     """
     screen, settings = Screen(), load_settings()
-    if is_live:
-        if is_local:
-            raise typer.BadParameter("--live needs a running server, and --local uses none")
-        return _watch(model, salt or "", as_json, settings, url, screen)
     client = find_client(settings, url, is_local=is_local)
     if client is None:
+        if is_watched:
+            raise Unavailable("--watch needs a running server; `bough serve` starts one")
         return _draw_stored(model, salt, as_json, settings, screen)
-    with client:
+
+    def draw() -> str:
         if as_json:
-            found = client.get("/api/cache/tree", model=model, salt=salt)
-            return screen.write_line(json.dumps(found, indent=2, ensure_ascii=False))
-        shown = client.get_text("/api/cache/tree", model=model, salt=salt, format="text", width=str(_width()))
-        return screen.write_line(shown)
+            return json.dumps(client.get("/api/cache/tree", model=model, salt=salt), indent=2, ensure_ascii=False)
+        return client.get_text("/api/cache/tree", model=model, salt=salt, format="text", width=str(_width()))
+
+    with client:
+        return _watch(draw, screen) if is_watched else screen.write_line(draw())
 
 
-def _watch(model: str | None, salt: str, as_json: bool, settings: Settings, url: str | None, screen: Screen) -> None:
-    """Show what a server does until Ctrl-C. A server that was started again elsewhere is found by its announcement."""
-    from bough.cli.live.views import JsonLines, LiveScreen, RequestLines
-    from bough.cli.live.watch import watch
-
-    known = url
-
-    def connect() -> Client:
-        nonlocal known
-        client = find_client(settings, url) or Client(settings, known)
-        known = client.url
-        return client
-
+def _watch(draw: Callable[[], str], screen: Screen) -> None:
+    """Write the tree whenever it has changed, until Ctrl-C. On a terminal it fills the screen, from its top."""
     console = Console(highlight=False)
-    if as_json or not screen.is_terminal or console.is_dumb_terminal:
-        return watch(connect, JsonLines(screen) if as_json else RequestLines(screen), model, salt)
-    with connect() as client:
-        client.get("/health")  # an error is told before the screen is taken
-        server = client.url
-    with LiveScreen(console, server) as view:
-        return watch(connect, view, model, salt)
+    shown = draw()  # an error is written before the screen is taken
+    with console.screen() if screen.is_terminal else nullcontext() as full_screen:
+        while True:
+            if full_screen is None:
+                screen.write_line(shown)
+            else:
+                full_screen.update(Text(neutralise(shown), no_wrap=True))
+            before = shown
+            while shown == before:
+                time.sleep(_WATCH_S)
+                shown = draw()
 
 
 def _width() -> int:
@@ -108,7 +101,7 @@ def _width() -> int:
 def _draw_stored(model: str | None, salt: str | None, as_json: bool, settings: Settings, screen: Screen) -> None:
     with _open(model, settings, screen) as stored:
         decode = _make_decoder(stored, settings, screen)
-        found = view.view_tree(stored.cache.forest, stored.cache.clock.now(), decode, salt)
+        found = view_tree(stored.cache.forest, stored.cache.clock.now(), decode, salt)
         if as_json:
             plain = {"model": stored.tree.model, "roots": json.loads(found.to_json(has_ids=False))}
             return screen.write_line(json.dumps(plain, indent=2, ensure_ascii=False))
@@ -149,26 +142,23 @@ def explain(
             found = client.post("/api/cache/explain", model=args.model, prompt=args.prompt, system=system, raw=raw)
     if as_json:
         return screen.write_line(json.dumps(found, indent=2, ensure_ascii=False))
-    for line in _explain_lines(found):
-        screen.write_line(line)
+    screen.write_lines(_explain_lines(found))
     return None
 
 
 def _explain_stored(
     model: str | None, prompt: str | Sequence[Message], settings: Settings, screen: Screen
 ) -> dict[str, Any]:
-    """What a server would answer, without the salt of a key."""
     with _open(model, settings, screen) as stored:
         if stored.files is None:
             raise ModelNotFound(f"the files of {stored.tree.model} are not here: without its tokenizer nothing is matched")
         tokenizer = load_tokenizer(stored.files, settings.trust_remote_code)
         prompts = Prompts(tokenizer, vocab_size=0)
-        ids = prompts.encode(prompt, raw=isinstance(prompt, str)).ids
-        return {"model": stored.tree.model, **asdict(view.explain(stored.cache, ids, "", prompts.decode))}
+        packed = prompts.encode(prompt, raw=isinstance(prompt, str)).tokens.key
+        return {"model": stored.tree.model, **asdict(look_up(stored.cache, packed, "").explain(packed, prompts.decode))}
 
 
 def _explain_lines(found: dict[str, Any]) -> Iterator[str]:
-    """The explanation as lines of text."""
     yield f"{found['model']}: {found['reason']}"
     facts = {name: f"{found[f'{name}_tokens']:,} tokens" for name in ("prompt", "matched", "cached")}
     if found["prompt_goes_on"]:
@@ -191,7 +181,7 @@ class _Stored:
 
 @contextmanager
 def _open(model: str | None, settings: Settings, screen: Screen) -> Iterator[_Stored]:
-    """The tree on disk of a model, or of the default model. Says which it is."""
+    """Open the tree on disk of a model, or of the default model, and note its name."""
     tree = _choose(model, settings, screen)
     owner = f", in use by process {tree.owner_pid}: what that has in memory only is not shown" if tree.owner_pid else ""
     screen.note(f"the tree on disk {tree.name}{owner}")
@@ -201,28 +191,25 @@ def _open(model: str | None, settings: Settings, screen: Screen) -> Iterator[_St
 
 def _choose(model: str | None, settings: Settings, screen: Screen) -> TreeInfo:
     """The tree of a model that was used last. Raises DiskError, with the names that there are, if it has none."""
+    name = model or settings.model
+    names = [name, *([Path(name).expanduser().resolve().name] if Path(name).expanduser().is_dir() else [])]
     trees = [tree for tree in list_trees(settings.trees_folder) if not tree.problem]
-    found = [tree for tree in trees if _is_of(tree, model or settings.model)]
+    found = [tree for tree in trees if any(is_of(tree, each) for each in names)]
     if not found and model is None and len({tree.model for tree in trees}) == 1:
         found = trees
     if not trees:
         raise DiskError("no server is running, and there are no trees on disk yet")
     if not found:
-        names = ", ".join(sorted({tree.model or tree.name for tree in trees}))
-        raise DiskError(f"no server is running, and {model or settings.model!r} has no tree on disk; there are {names}")
+        there = ", ".join(sorted({tree.model or tree.name for tree in trees}))
+        raise DiskError(f"no server is running, and {name!r} has no tree on disk; there are {there}")
     newest = max(found, key=lambda tree: tree.last_used)
     if others := [tree.name for tree in found if tree is not newest]:
         screen.note(f"{newest.name} was used last; there are {', '.join(others)}, too")
     return newest
 
 
-def _is_of(tree: TreeInfo, name: str) -> bool:
-    """Whether a name, or a model's folder, stands for this tree."""
-    return is_of(tree, name) or (Path(name).expanduser().is_dir() and is_of(tree, Path(name).expanduser().resolve().name))
-
-
 def _find_files(tree: TreeInfo, model: str | None, settings: Settings) -> ModelFiles | None:
-    """The files of a tree's model, by the name or the folder that was given, or by the name that the tree tells."""
+    """The files of a tree's model, by the name or folder that was given, or by the name that the tree has."""
     for name in (model, tree.model):
         try:
             files = resolve(name, settings, _NO_CONVERSION) if name else None
@@ -234,7 +221,7 @@ def _find_files(tree: TreeInfo, model: str | None, settings: Settings) -> ModelF
 
 
 def _make_decoder(stored: _Stored, settings: Settings, screen: Screen) -> Decode:
-    """What gives an edge its text: none if the model's files are gone."""
+    """The function from an edge to its text; without the model's files there are no texts."""
     if stored.files is None:
         screen.note(f"the files of {stored.tree.model} are not here: no texts")
         return lambda ids: ""

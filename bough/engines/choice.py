@@ -1,7 +1,4 @@
-"""Which engine runs a model: by the settings, the machine, and what is installed.
-
-Nothing here imports an engine or its library; it only asks whether packages are installed.
-"""
+"""Which engine runs a model: by the settings, the machine, and the installed packages, none of which is imported here."""
 
 from __future__ import annotations
 
@@ -17,8 +14,9 @@ _PACKAGES = {"torch": ("torch",), "mlx": ("mlx", "mlx_lm")}
 
 
 def choose_engine(settings: Settings) -> str:
-    """The engine that the settings ask for, by name. Raises UnsupportedModel, with what to install, if it is not here."""
-    wanted = "torch" if settings.engine == "auto" and _is_of_torch(settings.device) else settings.engine
+    """The name of the engine that the settings ask for. Raises UnsupportedModel if it is not installed."""
+    is_of_torch = settings.device.partition(":")[0] in ("cuda", "mps")  # names of devices that only torch has
+    wanted = "torch" if settings.engine == "auto" and is_of_torch else settings.engine
     return choose_among(wanted, find_installed(), is_apple_silicon())
 
 
@@ -35,15 +33,9 @@ def choose_among(wanted: str, installed: Collection[str], on_apple_silicon: bool
 
 
 def find_installed() -> set[str]:
-    """The engines whose packages can all be found."""
     return {engine for engine, packages in _PACKAGES.items() if all(find_spec(package) for package in packages)}
 
 
 def is_apple_silicon() -> bool:
     """Whether this machine is a Mac whose CPU and GPU share one memory."""
     return platform.system() == "Darwin" and platform.machine() == "arm64"
-
-
-def _is_of_torch(device: str) -> bool:
-    """Whether only the torch engine has a device of that name."""
-    return device.partition(":")[0] in ("cuda", "mps")

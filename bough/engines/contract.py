@@ -1,4 +1,4 @@
-"""The compute contract: what an engine is to the rest of Bough.
+"""The compute contract between an engine and the rest of Bough.
 
 An engine owns a loaded model and all tensors. Everything above it handles token ids, page handles and opaque logits.
 Exactly one thread at a time calls an engine.
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from bough.cache.tree.state import ContentStore, Group, Lane
 from bough.config import Settings
-from bough.types import Draw, Sampled
+from bough.types import Draw, EncoderInput, SampledToken
 
 Logits = Any
 """Scores over the vocabulary for the next token, as the engine keeps them; valid until the lane's next step."""
@@ -39,10 +39,10 @@ class EngineCode:
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """What a loaded engine is. Code decides by these fields; `Engine.describe` is for people.
+    """The facts about a loaded engine that code decides by; `Engine.describe` is for people.
 
     `device` is the library's own name, such as "cpu", "cuda:0" or "gpu". `dtype` is the type that the model computes in;
-    `quantization` says how the weights are packed, and is empty if they are not.
+    `quantization` is the packing of the weights, and empty if they are not packed.
     """
 
     name: str
@@ -61,14 +61,17 @@ class EngineInfo:
         """The types of computation and weights as one text. Fingerprints of trees on disk contain it: never change it."""
         return f"{self.dtype}, {self.quantization}" if self.quantization else self.dtype
 
+    def describe(self) -> dict[str, str]:
+        return {"engine": self.name, "model": self.model, "device": self.device, "dtype": self.weights}
+
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What the self-check found this engine can do right with this model.
+    """What this engine can do right with this model, as the self-check found.
 
     `can_chunk`: a prompt may be evaluated in several runs. `can_reuse`: a state may be kept, restored and continued.
     `reuse_limit`: sequences longer than this are never reused (rotary scalings that depend on the total length).
-    `differences` are the largest logit differences to a one-shot forward, by check. `reason` says why something is off.
+    `differences` are the largest logit differences to a one-shot forward, by check. `reason` is why something is off.
     """
 
     can_chunk: bool = True
@@ -80,26 +83,46 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class ScoredRun:
-    """The logits after the last token of a run, and how likely the tokens were that follow those of the run."""
+    """The logits after the last token of a run, and the probabilities of the tokens that follow those of the run."""
 
     logits: Logits
-    scores: list[Sampled]
+    scores: list[SampledToken]
 
 
-class Engine(ContentStore, Protocol):
-    """A loaded model that evaluates tokens on lanes and looks after their pages."""
+class ModelEngine(Protocol):
+    """A loaded model of any kind."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def describe(self) -> dict[str, str]:
+        """Name, device, types, versions and more, for people: no code decides by these texts."""
+        ...
 
     @property
     def vocab_size(self) -> int: ...
 
     @property
-    def state_size(self) -> int:
-        """How many numbers `evaluate_state` returns; 0 if the model has no head that is known, and so no such state."""
+    def context_tokens(self) -> int:
+        """The most tokens that one sequence or text may have, special tokens included."""
         ...
 
     @property
-    def context_tokens(self) -> int:
-        """The most tokens one sequence may have."""
+    def has_host(self) -> bool:
+        """Whether the device's memory is apart from the host's."""
+        ...
+
+    def close(self) -> None:
+        """Release the model's memory. Neither the engine nor its lanes and pages can be used afterwards."""
+        ...
+
+
+class Engine(ContentStore, ModelEngine, Protocol):
+    """A loaded model that evaluates tokens on lanes and looks after their pages."""
+
+    @property
+    def state_size(self) -> int:
+        """The length of what `evaluate_state` returns; 0 if the model has no head that is known, and so no such state."""
         ...
 
     @property
@@ -109,15 +132,8 @@ class Engine(ContentStore, Protocol):
     def groups(self) -> Sequence[Group]: ...
 
     @property
-    def info(self) -> EngineInfo: ...
-
-    def describe(self) -> dict[str, str]:
-        """Name, device, dtype, attention and versions, for people: no code decides by these texts."""
-        ...
-
-    @property
     def max_chunk_tokens(self) -> int:
-        """The longest run that fits into what a lane reserves."""
+        """The longest run that fits into the room that a lane reserves."""
         ...
 
     def default_budget_bytes(self) -> int:
@@ -127,7 +143,7 @@ class Engine(ContentStore, Protocol):
     def make_lane(self) -> Lane: ...
 
     def evaluate(self, lane: Lane, ids: Sequence[int]) -> Logits:
-        """Append `ids` (at least one; room is reserved) to the lane; returns the logits after the last.
+        """Append `ids` (at least one; room is reserved) to the lane and return the logits after the last.
 
         Raises EngineError if the forward pass fails; the lane's groups may then disagree.
         """
@@ -142,9 +158,9 @@ class Engine(ContentStore, Protocol):
         ...
 
     def evaluate_state(self, lane: Lane, ids: Sequence[int]) -> list[float]:
-        """As `evaluate`; returns the last hidden state after the last of `ids`, in float32, instead of logits.
+        """As `evaluate`; returns the head's input after the last of `ids` instead of logits, in float32.
 
-        This is what the model's head reads: the output of the final norm. The model must have a `state_size`.
+        This is the output of the final norm. The model must have a `state_size`.
         """
         ...
 
@@ -152,71 +168,32 @@ class Engine(ContentStore, Protocol):
         """Append one id to each lane; the result of each lane does not depend on the others."""
         ...
 
-    def sample(self, logits: Sequence[Logits], draws: Sequence[Draw]) -> list[Sampled]:
+    def sample(self, logits: Sequence[Logits], draws: Sequence[Draw]) -> list[SampledToken]:
         """Choose one token for each, as `SamplingParams` defines."""
         ...
 
     def limit_device(self, budget_bytes: int) -> None:
-        """Limit the device memory that lanes and pages take. Called once, before the first lane is made, if at all."""
+        """Limit the device memory of lanes and pages. Called once, before the first lane is made, if at all."""
         ...
 
-    def limit_host(self, budget_bytes: int) -> None:
-        """Limit the host memory that pages and states take."""
-        ...
+    def limit_host(self, budget_bytes: int) -> None: ...
 
     def synchronize(self) -> None:
         """Wait until the device has finished all work. Only benchmarks need it."""
         ...
 
-    def close(self) -> None:
-        """Release the model's memory. Lanes and pages of this engine cannot be used afterwards."""
-        ...
 
-
-@dataclass(frozen=True)
-class EncoderInput:
-    """The token ids of one text, or of a pair, special tokens included.
-
-    `type_ids` tell the texts of a pair apart, one for each token; empty: all 0. The first `num_prompt` tokens are the
-    model's own prompt.
-    """
-
-    ids: Sequence[int]
-    type_ids: Sequence[int] = ()
-    num_prompt: int = 0
-
-
-class EncoderEngine(Protocol):
+class EncoderEngine(ModelEngine, Protocol):
     """A loaded model that turns each text into one vector, or each pair of texts into one score. It keeps no state."""
 
     @property
-    def info(self) -> EngineInfo: ...
-
-    def describe(self) -> dict[str, str]:
-        """Name, device, dtype, pooling and versions, for people: no code decides by these texts."""
-        ...
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def context_tokens(self) -> int:
-        """The most tokens one text may have, special tokens included."""
-        ...
-
-    @property
     def dimensions(self) -> int:
-        """How many numbers `encode` gives for each text: 1 is a score."""
+        """The length of each vector of `encode`; 1 is a score."""
         ...
 
     @property
     def max_batch_tokens(self) -> int:
         """The most tokens of one batch, padding included. A longer text is a batch of its own; 0: every text is."""
-        ...
-
-    @property
-    def has_host(self) -> bool:
-        """Whether the device's memory is apart from the host's."""
         ...
 
     def encode(self, batch: Sequence[EncoderInput]) -> list[list[float]]:
@@ -226,17 +203,9 @@ class EncoderEngine(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Release the model's memory."""
-        ...
-
 
 class EngineMaker(Protocol):
-    """What the runner asks of an engine's class."""
-
-    def uses_packed(self, settings: Settings) -> bool:
-        """Whether `load` reads the packed weights of a converted model. Raises the errors that `load` would, too."""
-        ...
+    """The part of an engine's class that the runner needs."""
 
     def load(self, folder: Path, settings: Settings, progress: ReportProgress | None = None) -> Engine:
         """Load the model in `folder` and run its self-check. `progress` is called with a text at each stage."""

@@ -1,9 +1,8 @@
-"""Grammars for structured output: which tokens may come next so that the answer is JSON that fits a schema.
+"""Grammars for structured output: the tokens that may come next in JSON that fits a schema.
 
-llguidance does the work. This module translates its errors and masks, and imports it with the first constraint.
-Always true: an end-of-sequence token is allowed exactly where the answer so far is complete. Between two JSON tokens there
-is at most one line break with its indent, or two blanks. Without this limit, weak models write blanks until they reach
-their token limit.
+llguidance does the work; this module translates its errors and masks. Always true: an end-of-sequence token is allowed
+exactly where the answer so far is complete. Between two JSON tokens there is at most one line break with its indent, or two
+blanks: without this limit, weak models write blanks until they reach their token limit.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Constraint:
 
     @property
     def is_done(self) -> bool:
-        """Whether the answer is complete and nothing but an end-of-sequence token may follow."""
+        """Whether the answer is complete, and only an end-of-sequence token may follow."""
         return self._matcher.is_stopped()
 
     def allowed(self) -> bytes:
@@ -48,24 +47,19 @@ class Constraint:
 
 
 class ConstraintFactory:
-    """Makes constraints for one model, from its fast transformers tokenizer and the width of its logits.
-
-    The first constraint takes longest, because llguidance then reads the whole vocabulary.
-    """
+    """Makes constraints for one model. The first takes longest, because llguidance then reads the whole vocabulary."""
 
     def __init__(self, hf_tokenizer: Any, vocab_size: int, eos_ids: Iterable[int]) -> None:
         self._hf_tokenizer = hf_tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = sorted(eos_ids)
 
-    def make(self, format: str | dict[str, Any] | None) -> Constraint | None:
-        """A constraint for "json" (any JSON object) or for a JSON schema; None for None.
+    def make(self, format: str | dict[str, Any]) -> Constraint:
+        """A constraint for "json" (any JSON object) or for a JSON schema.
 
         Raises RequestError, with the reason, for any other word, and for a schema that is wrong, cannot be satisfied or
         uses a keyword that llguidance does not support.
         """
-        if format is None:
-            return None
         if isinstance(format, str) and format != "json":
             raise RequestError(f'format is {format!r}, and must be "json" or a JSON schema')
         schema = _ANY_OBJECT if isinstance(format, str) else format

@@ -1,15 +1,21 @@
-"""One request for generation, in token ids, as every API and the library hand it down, and its randomness.
+"""What is to be computed for one request, as one frozen value in tokens, and its randomness.
 
-Randomness goes by position: the same (seed, choice, index) always gives the same number. No state is kept between draws, so
-the result does not depend on other requests, their order, or the machine.
+The server and the library make the same request, and it can be pickled for another machine. Randomness goes by position:
+the same (seed, choice, index) always gives the same number. So the result does not depend on other requests, their order,
+or the machine.
 """
 
 from __future__ import annotations
 
+import math
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
 
+from bough.models.prompts import EncodedPrompt
+from bough.tokens import Tokens
 from bough.types import Boundary, SamplingParams
 
 _MOST_TOKENS, _LEAST_TOKENS = 8_192, 256  # of an answer without a limit
@@ -17,55 +23,49 @@ _BITS = 53  # as many as a float holds exactly
 SEED_BITS = 53  # as many as a JSON number holds exactly, so that a reported seed can be sent back
 
 
-def _never() -> bool:
-    return False
-
-
-def _ignore(done_tokens: int, total_tokens: int) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Request:
-    """What to generate from. `seed` is always set; `choice` numbers several answers to one prompt.
+    """What to generate from. `choice` numbers several answers to one prompt; `end_ids` end the answer like the model's own.
 
-    `strip_leading_space` drops the space that some vocabularies put before an answer's first word. `is_cancelled` is called
-    between chunks and steps. `on_progress` is called with the number of prompt tokens that are done. `scores_prompt` asks
-    for the log-probabilities of the prompt's tokens, too, with as many alternatives as `params.logprobs` says; then nothing
-    is reused, though what is computed is kept. `wants_state` asks for the last hidden state after the prompt; then nothing
-    is generated. `end_ids` end this answer besides the model's own.
+    `seed` is the one that is used, whether `params` has one or not. `deadline_s` is a time of this process's monotonic
+    clock. `tenant` names the client, where its identity is proved. `scores_prompt` asks for the log-probabilities of the
+    prompt's tokens, with as many alternatives as `params.logprobs` says: nothing is reused then, but what is computed is
+    kept. `wants_state` asks for the last hidden state after the prompt: nothing is generated then.
 
     `resumed_ids` are tokens of the answer that were generated before, perhaps on another machine. They count as generated:
     the answer goes on after them with the tokens, and the text, that it would have had without a break.
     """
 
-    ids: Sequence[int]
+    tokens: Tokens
     params: SamplingParams = field(default_factory=SamplingParams)
     boundaries: Sequence[Boundary] = ()
+    is_chat: bool = False
+    end_ids: frozenset[int] = frozenset()
     salt: str = ""
+    tenant: str = ""
+    deadline_s: float = math.inf
     seed: int = 0
     choice: int = 0
-    store: bool = True
+    keep_state: bool = True
     keep: bool = False
-    strip_leading_space: bool = False
     scores_prompt: bool = False
     wants_state: bool = False
-    end_ids: frozenset[int] = frozenset()
     resumed_ids: Sequence[int] = ()
-    is_cancelled: Callable[[], bool] = _never
-    on_progress: Callable[[int, int], None] = _ignore
+
+    @classmethod
+    def of(cls, prompt: EncodedPrompt, params: SamplingParams, **options: Any) -> Request:
+        """A request for an encoded prompt, with the seed of its parameters or a random one; options are other fields."""
+        seed = choose_seed(params.seed, secrets.randbits)
+        return cls(prompt.tokens, params, prompt.boundaries, prompt.is_chat, prompt.end_ids, seed=seed, **options)
 
     @property
-    def known_ids(self) -> Sequence[int]:
+    def known(self) -> Tokens:
         """What a lane must hold before the next token can be chosen: the prompt, and what was generated before."""
-        return [*self.ids, *self.resumed_ids] if self.resumed_ids else self.ids
+        return self.tokens + Tokens.of(self.resumed_ids) if self.resumed_ids else self.tokens
 
 
 def default_max_tokens(context_tokens: int) -> int:
-    """How many tokens an answer may have if neither the request nor a setting says it: a quarter of the context.
-
-    It is at most 8,192, and at least 256 if the context has room for them behind the prompt.
-    """
+    """The most tokens of an answer without a limit: a quarter of the context, but at least 256 and at most 8,192."""
     return max(_LEAST_TOKENS, min(_MOST_TOKENS, context_tokens // 4))
 
 

@@ -1,33 +1,32 @@
 """Other names of models: the record of one alias, and the names and patterns of the setting `aliases`.
 
 An alias has no weights of its own: it stands for a model, and may add an overlay (a system prompt, parameters, a chat
-template and so on), as a model that was made with `/api/create` does. Its record is a small JSON file in the model folder.
+template and so on), as a model made with `/api/create` does. Its record is a small JSON file in the model folder.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from bough.config import parse_aliases
 from bough.errors import RequestError
+from bough.system.folders import write_private
 from bough.types import Message
 
 MAX_RECORD_BYTES = 2**20  # it is read for each request
-WRITING = ".writing-"  # how the name of a record begins until it is whole
+WRITING = ".writing-"  # the prefix of a record that is not whole yet
 _FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Overlay:
-    """What an alias adds to its model. Parameters have Ollama's names; the template is kept as it was given.
+    """The additions of an alias to its model. Parameters have Ollama's names; the template is kept as it was given.
 
     `capabilities` are those of the template, and empty without one.
     """
@@ -54,13 +53,8 @@ class Alias:
     overlay: Overlay = field(default_factory=Overlay)
 
 
-def make_alias(name: str, target: str, overlay: Overlay | None = None) -> Alias:
-    """A new alias, made now."""
-    return Alias(name, target, datetime.now(UTC).replace(microsecond=0), overlay or Overlay())
-
-
 def read_alias(file: Path) -> Alias | None:
-    """The alias in a file; None if there is no such file, or no valid record in it."""
+    """Read the alias in a file; None if there is no such file, or no valid record in it."""
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
         overlay = record["overlay"]
@@ -82,26 +76,18 @@ def read_alias(file: Path) -> Alias | None:
 
 
 def write_alias(file: Path, alias: Alias) -> None:
-    """Write a record, whole or not at all. Raises OSError, or RequestError if it is too large."""
+    """Write a record. Raises OSError, or RequestError if it is too large."""
     record = {"format": _FORMAT, **asdict(alias), "created": alias.created.isoformat()}
     content = (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode()
     if len(content) > MAX_RECORD_BYTES:
         raise RequestError(f"the record of {alias.name!r} has {len(content):,} bytes, and may have {MAX_RECORD_BYTES:,}")
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=WRITING)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(name).replace(file)
-    finally:
-        Path(name).unlink(missing_ok=True)
+    write_private(file, content, WRITING)
 
 
 class AliasRules:
     """The aliases of the settings: names and patterns, each with the name that it stands for.
 
-    In a pattern, `*` stands for any text. Of several patterns that match, the one with the most other characters counts.
+    In a pattern, `*` stands for any text. Of several patterns that match, the one with the most other characters wins.
     """
 
     def __init__(self, text: str) -> None:
@@ -111,9 +97,8 @@ class AliasRules:
         self.patterns = {name: rules[name] for name in patterns}
 
     def match(self, name: str) -> str | None:
-        """What a name stands for by a pattern, or None."""
-        return next((target for pattern, target in self.patterns.items() if _matches(pattern, name)), None)
-
-
-def _matches(pattern: str, name: str) -> bool:
-    return re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), name, re.DOTALL) is not None
+        """The name that a name stands for by a pattern, or None."""
+        for pattern, target in self.patterns.items():
+            if re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), name, re.DOTALL):
+                return target
+        return None

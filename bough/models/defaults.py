@@ -1,67 +1,51 @@
-"""The sampling defaults of a model: what its makers recommend, by the names of `SamplingParams`.
+"""The sampling defaults of a model, recommended by its makers, by the names of `SamplingParams`.
 
-The first of these that says anything counts: `generation_config.json` in the model's folder; the metadata of a GGUF file;
-our registry's entry for the file that the model was made from. When a folder is made from a GGUF file, the metadata go into
-a `generation_config.json` there.
+The first of these that has any counts: `generation_config.json` in the model's folder; the metadata of a GGUF file; the
+registry's entry for the file that the model was made from. When a folder is made from a GGUF file, the metadata go into a
+`generation_config.json` there.
 
-Always true: a value is one that `SamplingParams` accepts. Others are left out, and `problems` says so. A model that says
-anything has a temperature.
+Always true: `SamplingParams` accepts every value. Others are left out, and `problems` says so. Defaults, if there are any,
+include a temperature.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from bough.errors import RequestError, UnsupportedModel
 from bough.models.fetching.registry import find_made_from
 from bough.models.files import GENERATION_FILE, ModelFiles, read_json
-from bough.models.gguf.contents import read_sampling
+from bough.models.gguf.folder import read_sampling
 from bough.models.store import RECORD_FILE
-from bough.types import SamplingParams
+from bough.sampling_params import PARAMETERS, SamplingParams
 
-NEUTRAL: Mapping[str, Any] = {
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "repeat_penalty": 1.0,
-    "repeat_last_n": 64,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "stop": (),
-}
+NEUTRAL: Mapping[str, Any] = {name: each.neutral for name, each in PARAMETERS.items() if each.neutral is not None}
 """The parameters that a model may have defaults for, each with the value that changes nothing."""
 
-_GENERATION_NAMES = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repeat_penalty",
-    "repeat_last_n": "repeat_last_n",  # only in folders that were made from a GGUF file
-    "stop_strings": "stop",
-}
+_GENERATION_NAMES = {each.generation: name for name, each in PARAMETERS.items() if each.generation}
 
 
 @dataclass(frozen=True)
 class ModelDefaults:
-    """What a model recommends; empty if nothing is known. `problems` are sentences about values that were left out."""
+    """A model's recommendations; empty if none are known. `problems` are sentences about values that were left out."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
     def fill(self, params: SamplingParams, unset: Collection[str]) -> SamplingParams:
-        """The parameters with those in `unset` replaced by the model's own, or neutral where the model has none.
+        """The parameters with those in `unset` replaced by the model's own, or neutral if the model has none.
 
         A model without any defaults changes nothing. Defaults of two origins are never mixed: a temperature that was chosen
-        for the whole distribution does not suit a top-k that somebody else chose.
+        for the whole distribution does not suit a top-k from another origin.
         """
         if not self.values:
             return params
         return replace(params, **{name: self.values.get(name, NEUTRAL[name]) for name in unset})
+
+
+NO_DEFAULTS = ModelDefaults()
 
 
 def unset_names(given: Collection[str]) -> frozenset[str]:
@@ -70,26 +54,22 @@ def unset_names(given: Collection[str]) -> frozenset[str]:
 
 
 def read_defaults(files: ModelFiles) -> ModelDefaults:
-    """The defaults of a model. Files that are missing or malformed say nothing."""
-    found = _read_generation_file(files.folder / GENERATION_FILE)
-    if not found.values and files.is_gguf:
+    """The defaults of a model. Files that are missing or malformed have none."""
+    found, file = ModelDefaults(), files.folder / GENERATION_FILE
+    if file.is_file():
+        try:
+            found = _translate(read_json(file))
+        except UnsupportedModel as error:
+            found = ModelDefaults(problems=(str(error),))
+    if not found.values and files.is_gguf and not files.is_packed:
         found = _translate(read_sampling(files.weights[0]), found.problems)
     if not found.values and (known := find_made_from(_made_from(files))) is not None:
         found = replace(found, values=dict(known.sampling))
     return found
 
 
-def _read_generation_file(file: Path) -> ModelDefaults:
-    if not file.is_file():
-        return ModelDefaults()
-    try:
-        return _translate(read_json(file))
-    except UnsupportedModel as error:
-        return ModelDefaults(problems=(str(error),))
-
-
 def _translate(said: Mapping[str, Any], problems: tuple[str, ...] = ()) -> ModelDefaults:
-    """The defaults in a generation configuration. One that never samples takes the likeliest token."""
+    """The defaults in a generation configuration. Without sampling, the temperature is 0."""
     given = {ours: said[name] for name, ours in _GENERATION_NAMES.items() if said.get(name) is not None}
     if isinstance(given.get("top_k"), int):
         given["top_k"] = max(0, given["top_k"])  # below 0 is another way to say all
@@ -105,7 +85,6 @@ def _translate(said: Mapping[str, Any], problems: tuple[str, ...] = ()) -> Model
 
 
 def _problem_of(name: str, value: Any) -> str:
-    """What is wrong with a value; empty if nothing is."""
     try:
         SamplingParams(**{name: value})
     except RequestError as error:
@@ -114,7 +93,7 @@ def _problem_of(name: str, value: Any) -> str:
 
 
 def _made_from(files: ModelFiles) -> str:
-    """The hash of the file that a model was made from, also if the model was loaded by the path of its folder."""
+    """The hash of the file that a model was made from, even if the model was loaded by the path of its folder."""
     if files.sha256 or not (files.folder / RECORD_FILE).is_file():
         return files.sha256
     try:

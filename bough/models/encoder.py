@@ -19,11 +19,11 @@ from bough.errors import PromptTooLong, RequestCancelled, RequestError
 PART_CHARS = 2**15
 
 _LONGEST_STRETCH_BYTES = 256
-"""The most bytes of text that one token is assumed to stand for, where the vocabulary does not tell."""
+"""The most bytes of text that one token is assumed to stand for, if the vocabulary does not bound them."""
 
 _NEVER = re.compile("(?!)")
-_CUT_FACTOR = 2  # how a text ends changes the tokens before its end: so more is encoded than is kept
-_COUNT_FACTOR = 4  # a prompt is encoded up to so many times its limit, so that the error can say how long it is
+_CUT_FACTOR = 2  # more is encoded than is kept, because the end of a text changes the tokens before it
+_COUNT_FACTOR = 4  # a prompt is encoded up to four times its limit, so that the error has its length
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,15 @@ class EncodedText:
 
 @dataclass(frozen=True)
 class PromptLimit:
-    """How many tokens a prompt may have (None: any number), and whether its request was cancelled."""
+    """The most tokens of a prompt (None: any number), and whether its request was cancelled.
+
+    Functions that take a limit raise PromptTooLong and RequestCancelled.
+    """
 
     max_tokens: int | None = None
     is_cancelled: Callable[[], bool] = lambda: False
 
     def check_cancelled(self) -> None:
-        """Raise RequestCancelled if the request was cancelled."""
         if self.is_cancelled():
             raise RequestCancelled("the request was cancelled while its prompt was encoded")
 
@@ -64,7 +66,7 @@ class Encoder:
 
     @cached_property
     def token_bytes(self) -> int:
-        """No token stands for more bytes of text than this.
+        """The most bytes of text that a token stands for.
 
         In a byte-level vocabulary this is the longest token. In others one token may stand for any length of unknown or
         blank text, so a generous number is assumed.
@@ -84,13 +86,13 @@ class Encoder:
         return [token_id for token_id, _ in takewhile(lambda each: each[1], marked)]
 
     def require_fits(self, num_bytes: int, limit: PromptLimit) -> None:
-        """Raise PromptTooLong if any text of so many bytes has more tokens than allowed."""
+        """Raise PromptTooLong if every text of `num_bytes` has more tokens than allowed."""
         least = -(-num_bytes // self.token_bytes)
         if limit.max_tokens is not None and least > limit.max_tokens:
             raise PromptTooLong(least, limit.max_tokens, is_least=True)
 
     def encode(self, text: str, limit: PromptLimit = UNLIMITED) -> EncodedText:
-        """The tokens of text inside a chat, without a start token. Raises PromptTooLong and RequestCancelled."""
+        """The tokens of text inside a chat, without a start token."""
         ids: list[int] = []
         ends: list[int] = []
         for start, encoding in self._encodings(text, limit, self._backend.encode_batch):
@@ -101,7 +103,7 @@ class Encoder:
         return EncodedText(ids, ends)
 
     def count(self, text: str, limit: PromptLimit = UNLIMITED) -> int:
-        """How many tokens a text has inside a chat. Raises as `encode` does."""
+        """The number of tokens of text inside a chat."""
         number = 0
         for _, encoding in self._encodings(text, limit, self._backend.encode_batch_fast):
             number += len(encoding)
@@ -110,7 +112,7 @@ class Encoder:
         return number
 
     def encode_whole(self, text: str, limit: PromptLimit = UNLIMITED) -> list[int]:
-        """The ids of a raw prompt, with a start token if the tokenizer adds one. Raises as `encode` does."""
+        """The ids of a raw prompt, with a start token if the tokenizer adds one."""
         self.require_fits(_num_bytes(text), limit)
         limit.check_cancelled()
         encoding = _encode_one(self._backend.encode_batch_fast, text)
@@ -118,19 +120,16 @@ class Encoder:
         return list(encoding.ids)
 
     def encode_cut(self, text: str, max_tokens: int) -> list[int]:
-        """As `encode_whole`; a text with more tokens is cut as the tokenizer itself does it: its special tokens stay.
-
-        What lies far behind the cut is not looked at.
-        """
+        """As `encode_whole`; a longer text is cut, and special tokens stay. Text far behind the cut is not read."""
         begin = text[: _CUT_FACTOR * max_tokens * self.token_bytes]
         encoding = _encode_one(self._backend.encode_batch_fast, begin, add_special_tokens=False)
         encoding.truncate(max(0, max_tokens - self._backend.num_special_tokens_to_add(False)))
         return list(self._backend.post_process(encoding).ids)
 
     def find_starts(self, text: str) -> list[int]:
-        """Where in a raw prompt each token of `encode_whole` begins. Every token of one character begins where that does.
+        """The offset in a raw prompt at which each token of `encode_whole` begins. All tokens of a character begin there.
 
-        A tokenizer may count the space before a word to no token, or to the token of the word: here it is the latter.
+        Some tokenizers count the space before a word to no token: here it belongs to the token of the word.
         """
         encoding = _encode_one(self._backend.encode_batch, text)
         starts: list[int] = []
@@ -141,14 +140,13 @@ class Encoder:
         return starts
 
     def _encodings(self, text: str, limit: PromptLimit, encode: Callable[..., list[Any]]) -> Iterator[tuple[int, Any]]:
-        """Each part of a text as its start and its encoding."""
         self.require_fits(_num_bytes(text), limit)
         for start, end in self._parts(text):
             limit.check_cancelled()
             yield start, _encode_one(encode, text[start:end], add_special_tokens=False)
 
     def _parts(self, text: str) -> Iterator[tuple[int, int]]:
-        """Ranges of a text that can be encoded separately. Each but the first begins with a special token."""
+        """Ranges [start, end) that can be encoded separately. Each but the first begins with a special token."""
         start = 0
         if len(text) > PART_CHARS:
             for found in self._special.finditer(text):
@@ -164,7 +162,7 @@ class Encoder:
 
     @cached_property
     def _special(self) -> re.Pattern[str]:
-        """Matches the added tokens that the tokenizer finds in a text first, as it does: leftmost, longest."""
+        """Matches added tokens as the tokenizer does, before all others: leftmost, longest."""
         return any_of(token.content for token in self._added if not token.normalized)
 
     @cached_property
@@ -184,7 +182,7 @@ class Encoder:
 
 
 def _encode_one(encode: Callable[..., list[Any]], text: str, **options: bool) -> Any:
-    """The encoding of one text, by a function for many. Raises RequestError if the text is not valid Unicode."""
+    """The encoding of one text. Raises RequestError if the text is not valid Unicode."""
     try:
         return encode([text], **options)[0]
     except TypeError as error:  # what `tokenizers` raises for surrogates

@@ -4,8 +4,9 @@ State is only used under the fingerprint that it was computed with. The fingerpr
 configuration, the tokenizer with its templates, code that comes with the model, and the facts that the caller adds. Paths,
 times and the order of files do not matter.
 
-The packed weights of a converted model do not count: they are the same weights. `check_packed` compares their file with the
-hash that it had when the table of its rows was made.
+The fingerprint of a GGUF file covers the file, the data derived from it for computing (configuration, table of rows, small
+weights), and the facts. `check_packed` compares the file with the hash that it had when the table was made; the fingerprint
+takes that hash, so that it names the content that was checked.
 
 Weights are read once. Their hashes are kept in a small file, each with a stamp of its weights file. If that file of hashes
 cannot be read or written, the weights are read again.
@@ -16,19 +17,30 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bough.config import Settings
 from bough.errors import UnsupportedModel
-from bough.models.files import ModelFiles, hash_file, read_json, read_notes, stamp_of, translate_os_errors, write_notes
-from bough.models.weights import PackedFile, read_packed
+from bough.models.files import (
+    FLOATS_FILE,
+    ModelFiles,
+    hash_file,
+    read_json,
+    read_notes,
+    stamp_of,
+    translate_os_errors,
+    write_notes,
+)
+from bough.models.weights.packed import PackedFile, read_packed
 from bough.types import Progress, SilentProgress
 
 _FORMAT = 1
 _MEMO_FILE = "weights.json"
 _BLOCK_BYTES = 4 * 2**20
 _LONGEST_NAME = 80
+_NOT_COMPUTED_WITH = {"_name_or_path", "transformers_version"}  # in a configuration
 _SMALL_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -56,38 +68,73 @@ def fingerprint(files: ModelFiles, settings: Settings, progress: Progress | None
 
     Reads all weights the first time, and reports to `progress`. Raises ModelError if a file cannot be read.
     """
+    content: dict[str, Any]
     with translate_os_errors(files.folder):
-        weights = _hash_weights(files, settings.cache_folder / _MEMO_FILE, progress or SilentProgress())
-        small = {file.relative_to(files.folder).as_posix(): hash_file(file) for file in _small_files(files.folder)}
-    content = {"format": _FORMAT, "weights": weights, "config": files.config, "files": small, "facts": facts}
+        if files.is_packed:
+            table = files.table or {}
+            content = {
+                "gguf": [each["sha256"] for each in table["files"]],
+                "rows": table["tensors"],
+                "floats": hash_file(files.folder / FLOATS_FILE),
+                "config": {name: value for name, value in files.config.items() if name not in _NOT_COMPUTED_WITH},
+            }
+        else:
+            small = {file for pattern in _SMALL_FILES for file in files.folder.glob(pattern) if file.is_file()}
+            content = {
+                "weights": hash_weights(files, settings, progress),
+                "config": files.config,
+                "files": {file.relative_to(files.folder).as_posix(): hash_file(file) for file in small},
+            }
+    content |= {"format": _FORMAT, "facts": facts}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def hash_weights(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> dict[str, str]:
     """The SHA-256 of each weights file, by name. Only new and changed files are read. Raises ModelError."""
     with translate_os_errors(files.folder):
-        return _hash_weights(files, settings.cache_folder / _MEMO_FILE, progress or SilentProgress())
+        named = _find_weight_files(files)
+        return dict(zip(named, _hash_files(list(named.values()), files.name, settings, progress), strict=True))
 
 
 def check_packed(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> PackedFile | None:
-    """The packed weights of a model, after a check that their file is the one that they were found in; None without.
+    """Read the table of a model's rows, and check that its files are those that it was made of; None without a table.
 
-    The file is read once, and again when it has changed. Raises UnsupportedModel if its content is another, or as
+    A file is read once, and again when it has changed. Raises UnsupportedModel if its content is another, or as
     `read_packed`, and ModelError if it cannot be read.
     """
     packed = read_packed(files.folder)
     if packed is None:
         return None
-    with translate_os_errors(packed.path):
-        memo_file = settings.cache_folder / _MEMO_FILE
-        wanted = {packed.path.name: packed.path.resolve()}
-        found = _hash_files(wanted, files.name, memo_file, progress or SilentProgress())[packed.path.name]
-    if found != packed.sha256:
-        raise UnsupportedModel(
-            f"{packed.path} differs from the file that {files.name} was made of: its SHA-256 is {found}, "
-            f"and was {packed.sha256}; `bough pull` repairs it, and with the setting weights=float32 it is not read"
-        )
+    found = hash_paths([part.path for part in packed.files], files.name, settings, progress)
+    for part, sha256 in zip(packed.files, found, strict=True):
+        if sha256 != part.sha256:
+            raise UnsupportedModel(
+                f"{part.path} differs from the file that {files.name} was made of: its SHA-256 is {sha256}, and was "
+                f"{part.sha256}; give the file to use what it is now"
+            )
     return packed
+
+
+def hash_paths(files: Sequence[Path], name: str, settings: Settings, progress: Progress | None = None) -> list[str]:
+    """The SHA-256 of each file. Only new and changed files are read. Raises ModelError."""
+    with translate_os_errors(files[0]):
+        return _hash_files(files, name, settings, progress)
+
+
+def remember_hashes(files: Sequence[Path], hashes: Sequence[str], settings: Settings) -> None:
+    """Note the hashes of files that were just written, so that they are not read again."""
+    memo_file = settings.cache_folder / _MEMO_FILE
+    with translate_os_errors(files[0]):
+        new = {
+            str(file.resolve()): {"stamp": _stamp(file.resolve()), "sha256": sha256}
+            for file, sha256 in zip(files, hashes, strict=True)
+        }
+    write_notes(memo_file, _read_memo(memo_file) | new)
+
+
+def combine_hashes(hashes: Sequence[str]) -> str:
+    """The hash of one file; for several files, the hash over their hashes in order."""
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def tree_folder(settings: Settings, name: str, fingerprint: str) -> Path:
@@ -101,39 +148,34 @@ def safe_name(name: str) -> str:
     return plain.strip("-.")[:_LONGEST_NAME] or "model"
 
 
-def _small_files(folder: Path) -> set[Path]:
-    return {file for pattern in _SMALL_FILES for file in folder.glob(pattern) if file.is_file()}
-
-
-def _weight_files(files: ModelFiles) -> dict[str, Path]:
-    """Every safetensors file in the folder, and every file that an index names, by name."""
+def _find_weight_files(files: ModelFiles) -> dict[str, Path]:
+    """The files of a GGUF model, or every safetensors file in the folder or in an index, by name."""
+    if files.is_packed:
+        return {file.name: file for file in files.weights}
     names = {file.name for file in files.weights}
     for index in files.folder.glob("*.safetensors.index.json"):
         shards = read_json(index).get("weight_map")
         names.update(map(str, shards.values()) if isinstance(shards, dict) else ())
-    return {name: (files.folder / name).resolve() for name in names}
+    return {name: files.folder / name for name in names}
 
 
-def _hash_weights(files: ModelFiles, memo_file: Path, progress: Progress) -> dict[str, str]:
-    return _hash_files(_weight_files(files), files.name, memo_file, progress)
-
-
-def _hash_files(weights: Mapping[str, Path], name: str, memo_file: Path, progress: Progress) -> dict[str, str]:
-    """The hash of each file, by the given names. Only new and changed files are read."""
+def _hash_files(files: Sequence[Path], name: str, settings: Settings, progress: Progress | None) -> list[str]:
+    memo_file = settings.cache_folder / _MEMO_FILE
     memo = _read_memo(memo_file)
-    unknown = [file for file in weights.values() if memo.get(str(file), {}).get("stamp") != _stamp(file)]
+    found = [file.resolve() for file in files]
+    unknown = [file for file in found if memo.get(str(file), {}).get("stamp") != _stamp(file)]
     if unknown:
-        new = _read_weights(unknown, name, progress)
+        new = _read_files(unknown, name, progress or SilentProgress())
         memo |= new
         write_notes(memo_file, _read_memo(memo_file) | new)  # another process may have written meanwhile
-    return {each: memo[str(file)]["sha256"] for each, file in weights.items()}
+    return [memo[str(file)]["sha256"] for file in found]
 
 
-def _read_weights(weights: Sequence[Path], name: str, progress: Progress) -> dict[str, dict[str, str]]:
+def _read_files(files: Sequence[Path], name: str, progress: Progress) -> dict[str, dict[str, str]]:
     """Stamps and hashes by path. The stamp is taken before reading, so that a file that changes meanwhile is read again."""
-    progress.start(f"reading the weights of {name}", sum(file.stat().st_size for file in weights))
+    progress.start(f"reading the weights of {name}", sum(file.stat().st_size for file in files))
     try:
-        return {str(file): {"stamp": _stamp(file), "sha256": _hash_with_progress(file, progress)} for file in weights}
+        return {str(file): {"stamp": _stamp(file), "sha256": _hash_with_progress(file, progress)} for file in files}
     finally:
         progress.finish()
 
@@ -155,8 +197,7 @@ def _hash_with_progress(file: Path, progress: Progress) -> str:
 
 def _read_memo(file: Path) -> dict[str, dict[str, str]]:
     """Stamps and hashes by path, without malformed entries."""
-    return {path: entry for path, entry in read_notes(file).items() if _is_entry(entry)}
-
-
-def _is_entry(entry: Mapping[str, object]) -> bool:
-    return all(isinstance(entry.get(name), str) for name in ("stamp", "sha256"))
+    fields = ("stamp", "sha256")
+    return {
+        path: entry for path, entry in read_notes(file).items() if all(isinstance(entry.get(each), str) for each in fields)
+    }

@@ -1,7 +1,7 @@
-"""Infill: the text between a prefix and a suffix, asked for as a model was trained to be asked.
+"""Infill: the prompt for the text between a prefix and a suffix, in the form that the model was trained on.
 
-Such models have tokens of their own for it, and each family puts them in its own order. A model belongs to the first family
-all of whose tokens are in its vocabulary. Nothing that a client typed becomes one of these tokens, or a special one.
+Each family of models has its own tokens for this, in its own order. A model belongs to the first family all of whose tokens
+are in its vocabulary. Nothing that a client typed becomes one of these tokens, or a special one.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from bough.models.chat.control_tokens import ControlTokens
 from bough.models.encoder import UNLIMITED, Encoder, PromptLimit
 
 
-class Slot(Enum):
-    """Where a text of the client goes."""
+class InfillSlot(Enum):
+    """The place of a text of the client."""
 
     PREFIX = "prefix"
     SUFFIX = "suffix"
@@ -23,9 +23,9 @@ class Slot(Enum):
 
 @dataclass(frozen=True)
 class Family:
-    """The parts of a prompt in their order, tokens and texts, and tokens that end an answer if the vocabulary has them."""
+    """The parts of a prompt in their order, and tokens that end an answer if the vocabulary has them."""
 
-    parts: tuple[str | Slot, ...]
+    parts: tuple[str | InfillSlot, ...]
     ends: tuple[str, ...] = ()
 
     @property
@@ -34,7 +34,7 @@ class Family:
 
 
 def _prefix_first(prefix: str, suffix: str, middle: str, *ends: str) -> Family:
-    return Family((prefix, Slot.PREFIX, suffix, Slot.SUFFIX, middle), ends)
+    return Family((prefix, InfillSlot.PREFIX, suffix, InfillSlot.SUFFIX, middle), ends)
 
 
 FAMILIES = (
@@ -51,12 +51,12 @@ FAMILIES = (
     _prefix_first("▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"),  # Code Llama
     _prefix_first("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek Coder
     _prefix_first("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
-    Family(("[SUFFIX]", Slot.SUFFIX, "[PREFIX]", Slot.PREFIX)),  # Codestral
+    Family(("[SUFFIX]", InfillSlot.SUFFIX, "[PREFIX]", InfillSlot.PREFIX)),  # Codestral
 )
 
 
 class Infill:
-    """How one model is asked. `backend` is its `tokenizers` object; `end_ids` end the answer besides the usual ones."""
+    """Makes the prompts for one model. `end_ids` end the answer besides the usual ones."""
 
     def __init__(self, backend: Any, encoder: Encoder, family: Family) -> None:
         named = (*family.tokens, *family.ends)
@@ -68,10 +68,10 @@ class Infill:
         self._start_ids = encoder.start_ids
 
     def encode(self, prefix: str, suffix: str, limit: PromptLimit = UNLIMITED) -> list[int]:
-        """The prompt for the text between the two. Raises PromptTooLong and RequestCancelled, as the limit says."""
+        """The prompt for the text between the two."""
         given = {
-            Slot.PREFIX: self._control.encode_typed(prefix, limit),
-            Slot.SUFFIX: self._control.encode_typed(suffix, limit, is_inside=True),
+            InfillSlot.PREFIX: self._control.encode_typed(prefix, limit),
+            InfillSlot.SUFFIX: self._control.encode_typed(suffix, limit, is_inside=True),
         }
         ids = list(self._start_ids)
         for part in self._family.parts:
@@ -81,7 +81,7 @@ class Infill:
 
 
 def find_infill(backend: Any, encoder: Encoder) -> Infill | None:
-    """How a model with this `tokenizers` object is asked; None if its vocabulary has no tokens for it."""
+    """The infill of a model with this `tokenizers` object; None if its vocabulary has no tokens for it."""
     for family in FAMILIES:
         if all(backend.token_to_id(text) is not None for text in family.tokens):
             return Infill(backend, encoder, family)

@@ -1,19 +1,19 @@
-"""What `bough show` prints about a model, without loading its weights."""
+"""The description of a model for `bough show` and the APIs, without loading its weights."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from bough.models.defaults import read_defaults
-from bough.models.encoders.files import read_embedder, read_reranker
-from bough.models.encoders.kinds import ModelKind, find_kind
+from bough.models.encoders.files import ModelKind, find_kind, read_embedder, read_reranker
 from bough.models.files import ModelFiles, hash_file
+from bough.models.fingerprint import combine_hashes
 from bough.models.tokenizer import Tokenizer, load_tokenizer
-from bough.models.weights import check_weights, read_gguf_header, read_shapes
+from bough.models.weights.check import check_weights, read_shapes
+from bough.models.weights.gguf_header import read_gguf_header
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 
@@ -51,6 +51,7 @@ def describe(files: ModelFiles, hashes: Mapping[str, str] | None = None) -> Mode
     config = files.config | (files.config.get("text_config") or {})
     tokenizer = load_tokenizer(files)
     template = tokenizer.template if tokenizer.has_text else None
+    known = hashes or {}
     limits = [next((int(config[key]) for key in _CONTEXT_KEYS if config.get(key)), 0), _read_limit(files)]
     return ModelInfo(
         name=files.name,
@@ -61,7 +62,7 @@ def describe(files: ModelFiles, hashes: Mapping[str, str] | None = None) -> Mode
         quantization=files.quantization or describe_quantization(files),
         source=files.source,
         size_bytes=files.size_bytes,
-        digest=digest(files, hashes),
+        digest="sha256:" + combine_hashes([known.get(file.name) or hash_file(file) for file in files.weights]),
         has_tokenizer=files.has_tokenizer,
         has_chat_template=template is not None and template.is_present,
         capabilities=_ENCODER_CAPABILITIES.get(find_kind(files)) or _capabilities(tokenizer),
@@ -70,25 +71,23 @@ def describe(files: ModelFiles, hashes: Mapping[str, str] | None = None) -> Mode
 
 
 def count_parameters(files: ModelFiles) -> int:
-    """The number of weights in the files, from their headers alone. Packed weights count as the unpacked number.
-
-    Raises UnsupportedModel.
-    """
+    """The number of weights, from the files' headers. Packed weights count as unpacked ones. Raises UnsupportedModel."""
     if files.is_gguf:
         return sum(read_gguf_header(file).num_parameters for file in files.weights)
     shapes: dict[str, list[int]] = {}
     for file in files.weights:
         shapes |= read_shapes(file)
-    return sum(_count(name, shape, shapes, _packing(files)) for name, shape in shapes.items())
+    packing = _read_packing(files)
+    return sum(_count(name, shape, shapes, packing) for name, shape in shapes.items())
 
 
 def describe_quantization(files: ModelFiles) -> str:
-    """How MLX quantized the weights, such as "4-bit"; empty if it did not."""
-    packing = _packing(files)
+    """The quantization by MLX, such as "4-bit"; empty if there is none."""
+    packing = _read_packing(files)
     return f"{packing['bits']}-bit" if "bits" in packing else ""
 
 
-def _packing(files: ModelFiles) -> dict[str, Any]:
+def _read_packing(files: ModelFiles) -> dict[str, Any]:
     """The quantization by MLX in the configuration: for all weights, and by name for those that differ."""
     found = files.config.get("quantization")
     return found if isinstance(found, dict) else {}
@@ -104,13 +103,6 @@ def _count(name: str, shape: list[int], shapes: Mapping[str, Any], packing: dict
     return math.prod(shape) * int(group_size) if part == "scales" else 0
 
 
-def digest(files: ModelFiles, hashes: Mapping[str, str] | None = None) -> str:
-    """`sha256:` and the hash of the weights file; for several files, the hash over their hashes in order."""
-    known = hashes or {}
-    found = [known.get(file.name) or hash_file(file) for file in files.weights]
-    return "sha256:" + (found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest())
-
-
 def _read_limit(files: ModelFiles) -> int:
     """The most tokens of one text that the files of an encoder allow; 0 if they do not say. Raises UnsupportedModel."""
     kind = find_kind(files)
@@ -120,7 +112,6 @@ def _read_limit(files: ModelFiles) -> int:
 
 
 def _capabilities(tokenizer: Tokenizer) -> tuple[str, ...]:
-    """What a model that generates text can do."""
     insert = ("insert",) if tokenizer.infill is not None else ()
     template = tokenizer.template if tokenizer.has_text else None
     if template is None or not template.is_present:

@@ -1,4 +1,4 @@
-"""Prompts: text, messages or token ids become the ids for a model, with the boundaries of the messages."""
+"""Prompts: text, messages or token ids become the tokens for a model, with the boundaries of the messages."""
 
 from __future__ import annotations
 
@@ -9,24 +9,21 @@ from typing import Any
 
 from bough.errors import RequestError
 from bough.models.chat.boundaries import common_length
-from bough.models.chat.messages import check_messages
-from bough.models.chat.tools import prepare_messages, read_calls
+from bough.models.chat.messages import check_messages, prepare_messages, read_calls
 from bough.models.encoder import UNLIMITED, PromptLimit
 from bough.models.tokenizer import Tokenizer
+from bough.tokens import TOKEN_BYTES, Tokens
 from bough.types import Boundary, Prompt
 
 _THINK = "<think>"
-_TAG_TOKENS = 8  # the tag has no more tokens, with the blanks behind it
+_TAG_TOKENS = 8  # the most tokens of the tag and the blanks behind it
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """A prompt as ids, with the boundaries of its messages if it is a chat.
+class EncodedPrompt:
+    """A prompt as tokens, with the boundaries of a chat's messages. `end_ids` end its answer besides the usual ones."""
 
-    `end_ids` end its answer besides the usual ones.
-    """
-
-    ids: Sequence[int]
+    tokens: Tokens
     boundaries: Sequence[Boundary] = ()
     is_chat: bool = False
     end_ids: frozenset[int] = frozenset()
@@ -36,17 +33,16 @@ class Prompts:
     """Encodes prompts for one model, with its tokenizer and the size of its vocabulary."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, *, writes_tools: bool = False) -> None:
-        """With `writes_tools`, tools become plain text where the chat template does not know them."""
+        """With `writes_tools`, tools become plain text if the chat template does not know them."""
         self.tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._writes_tools = writes_tools
 
     def with_template(self, source: str) -> Prompts:
-        """The same with another chat template, in Jinja."""
         return Prompts(self.tokenizer.with_template(source), self._vocab_size)
 
     def writing_tools(self) -> Prompts:
-        """The same, for messages and tools as a user of the library gives them."""
+        """The same, for messages and tools of a user of the library."""
         return Prompts(self.tokenizer, self._vocab_size, writes_tools=True)
 
     def encode(
@@ -57,15 +53,14 @@ class Prompts:
         tools: Any = None,
         limit: PromptLimit = UNLIMITED,
         **template_kwargs: Any,
-    ) -> Encoded:
-        """A prompt as ids: messages through the chat template, ids as they are, checked.
+    ) -> EncodedPrompt:
+        """The ids of a prompt: messages through the chat template, ids checked.
 
-        If the model has a chat template, a text is a user message. With `raw`, or without one, it is encoded as it is.
-        Raises PromptTooLong and RequestCancelled, as the limit says.
+        If the model has a chat template, a text is a user message. With `raw`, or without one, it is encoded unchanged.
         """
         if isinstance(prompt, str):
             if raw or not (self.tokenizer.has_text and self.tokenizer.template.is_present):
-                return Encoded(self.tokenizer.encode(prompt, limit))
+                return EncodedPrompt(Tokens.of(self.tokenizer.encode(prompt, limit)))
             prompt = [{"role": "user", "content": prompt}]
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
             prompt = _listed(prompt)
@@ -76,26 +71,26 @@ class Prompts:
                 messages = read_calls(check_messages(messages))
                 given = prepare_messages(messages, tools or (), template_knows_tools=knows_tools)
                 messages, tools = given.messages, given.tools
-            rendered = self.tokenizer.render(messages, tools=tools, limit=limit, **template_kwargs)
-            return Encoded(rendered.ids, rendered.boundaries, is_chat=True)
+            rendered = self.tokenizer.template.render(messages, tools=tools, limit=limit, **template_kwargs)
+            return EncodedPrompt(Tokens.of(rendered.ids), rendered.boundaries, is_chat=True)
         limit.check(len(prompt))
-        return Encoded(self.check_ids(prompt))
+        return EncodedPrompt(Tokens.of(self.check_ids(prompt)))
 
-    def encode_infill(self, prefix: str, suffix: str, limit: PromptLimit = UNLIMITED) -> Encoded:
+    def encode_infill(self, prefix: str, suffix: str, limit: PromptLimit = UNLIMITED) -> EncodedPrompt:
         """The prompt for the text between two others. Raises RequestError if the model was not trained for that."""
         infill = self.tokenizer.infill
         if infill is None:
             raise RequestError("the model does not support insert: its vocabulary has no tokens for it")
-        return Encoded(infill.encode(prefix, suffix, limit), end_ids=infill.end_ids)
+        return EncodedPrompt(Tokens.of(infill.encode(prefix, suffix, limit)), end_ids=infill.end_ids)
 
     def count(
         self, messages: Sequence[Any], *, tools: Any = None, limit: PromptLimit = UNLIMITED, **template_kwargs: Any
     ) -> int:
-        """How many tokens a chat has, without looking for its boundaries."""
-        return self.tokenizer.count(messages, tools=tools, limit=limit, **template_kwargs)
+        """The number of a chat's tokens, in less time than `encode` takes."""
+        return self.tokenizer.template.count(messages, tools=tools, limit=limit, **template_kwargs)
 
-    def encode_prefix(self, prompt: Prompt, *, raw: bool = False, **template: Any) -> Encoded:
-        """The part of a prompt that stays the same when the text continues, or when another message follows."""
+    def encode_prefix(self, prompt: Prompt, *, raw: bool = False, **template: Any) -> EncodedPrompt:
+        """The part of a prompt that stays the same if the text continues, or if another message follows."""
         encoded = self.encode(prompt, raw=raw, **template)
         if not encoded.is_chat:
             return encoded
@@ -103,20 +98,20 @@ class Prompts:
             other = self.encode(f"{prompt} and so on", **template)
         else:
             other = self.encode(prompt, **{**template, "add_generation_prompt": False})
-        shared = common_length(encoded.ids, other.ids) or len(encoded.ids)
+        shared = common_length(encoded.tokens.key, other.tokens.key) // TOKEN_BYTES or len(encoded.tokens)
         boundaries = [each for each in encoded.boundaries if each.offset <= shared]
-        return Encoded(encoded.ids[:shared], boundaries, is_chat=True)
+        return EncodedPrompt(encoded.tokens[:shared], boundaries, is_chat=True)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
-    def starts_thinking(self, encoded: Encoded) -> bool:
-        """Whether an answer begins with thinking because its prompt ends with the tag that opens it."""
-        return self.decode(encoded.ids[-_TAG_TOKENS:]).rstrip().endswith(_THINK)
+    def starts_thinking(self, prompt: Tokens) -> bool:
+        """Whether a prompt ends with the tag that opens the thinking, so that the answer begins inside."""
+        return self.decode(prompt[-_TAG_TOKENS:]).rstrip().endswith(_THINK)
 
     def check_ids(self, prompt: Sequence[Any]) -> list[int]:
-        """Token ids as they are. Raises RequestError if one of them is none of the vocabulary."""
+        """The ids as integers. Raises RequestError if one of them is not in the vocabulary."""
         try:
             ids = [operator.index(each) for each in prompt]
         except TypeError as error:
@@ -128,7 +123,7 @@ class Prompts:
 
 
 def _listed(prompt: Any) -> list[Any]:
-    """The elements of an array or tensor of ids. Raises RequestError for anything else."""
+    """The elements of an array or tensor of ids. Raises RequestError for other types."""
     if not hasattr(prompt, "tolist") or isinstance(listed := prompt.tolist(), int | float):
         raise RequestError(f"a prompt is a text, messages, or token ids, not {type(prompt).__name__}")
     return list(listed)

@@ -1,14 +1,14 @@
 """The tokenizer: text and messages to token ids, and ids back to text and bytes.
 
-A model without tokenizer files has a `Tokenizer` too. It knows which ids end an answer, refuses text and returns none.
-Any thread may call it: nothing changes after loading, but for the bytes of tokens, which are remembered.
+A model without tokenizer files has a `Tokenizer` too. It knows the ids that end an answer, refuses text and returns none.
+Any thread may call it: nothing changes after loading, except that the bytes of tokens are cached.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +17,16 @@ from typing import Any
 from bough.errors import RequestError, UnsupportedModel
 from bough.models.chat.control_tokens import ControlTokens
 from bough.models.chat.renderer import shared_renderer
-from bough.models.chat.template import Rendered, Template, Tools
+from bough.models.chat.template import Template
 from bough.models.encoder import UNLIMITED, Encoder, PromptLimit
-from bough.models.files import ModelFiles, read_json
+from bough.models.files import CONFIG_FILE, GENERATION_FILE, ModelFiles, read_json
 from bough.models.infill import Infill, find_infill
 
-_CONFIG_FILES = ("generation_config.json", "config.json")
+_PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+_HIDDEN = [byte for byte in range(256) if byte not in _PRINTABLE]
+_BYTES = {chr(byte): bytes([byte]) for byte in _PRINTABLE} | {chr(256 + i): bytes([byte]) for i, byte in enumerate(_HIDDEN)}
+"""The byte of each character of a byte-level vocabulary."""
+
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -42,15 +46,13 @@ class Tokenizer:
 
     @property
     def has_text(self) -> bool:
-        """Whether there is a tokenizer. Without one, prompts and answers are ids."""
+        """Whether there is a tokenizer; without one, prompts and answers are ids."""
         return self.hf is not None
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids of special tokens, which are not part of the text of an answer."""
-        if self.hf is None:
-            return frozenset()
-        added = self._backend.get_added_tokens_decoder()
+        added = self._added_ids if self.hf is not None else {}
         return frozenset(index for index, token in added.items() if token.special)
 
     @cached_property
@@ -61,13 +63,13 @@ class Tokenizer:
     @cached_property
     def template(self) -> Template:
         """The chat template. Raises RequestError if there is no tokenizer."""
-        self._require_text()
         return Template(self.hf, self.encoder)
 
     @cached_property
     def encoder(self) -> Encoder:
         """The encoder of text. Raises RequestError if there is no tokenizer."""
-        self._require_text()
+        if self.hf is None:
+            raise RequestError("the model has no tokenizer: send token ids instead of text")
         return Encoder(self._backend)
 
     @cached_property
@@ -81,53 +83,14 @@ class Tokenizer:
         other.template = Template(self.hf, self.encoder, source)
         return other
 
-    def encode(self, text: str, limit: PromptLimit = UNLIMITED) -> list[int]:
-        """The ids of a raw prompt. Special tokens in it count as such, and a start token is added if that is usual.
-
-        Raises PromptTooLong and RequestCancelled, as the limit says.
-        """
-        return self.encoder.encode_whole(text, limit)
-
-    def encode_part(
-        self, text: str, limit: PromptLimit = UNLIMITED, *, has_start: bool = False, has_special: bool = True
+    def encode(
+        self, text: str, limit: PromptLimit = UNLIMITED, *, has_start: bool = True, has_special: bool = True
     ) -> list[int]:
-        """The ids of a text, as `encode` gives them if both are set: with a start token, with special tokens as such.
-
-        Raises PromptTooLong and RequestCancelled, as the limit says.
-        """
+        """The ids of a raw prompt, without its start token, or with special tokens as plain text, if wanted."""
         if has_special:
-            return self.encode(text, limit) if has_start else self.encoder.encode(text, limit).ids
+            return self.encoder.encode_whole(text, limit) if has_start else self.encoder.encode(text, limit).ids
         start = self.encoder.start_ids if has_start else []
         return [*start, *ControlTokens(self._backend, "", self.encoder).encode_typed(text, limit)]
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: Tools | None = None,
-        prefill: str = "",
-        limit: PromptLimit = UNLIMITED,
-        **template_kwargs: Any,
-    ) -> Rendered:
-        """The prompt for the next message, or for the rest of one that begins with `prefill`.
-
-        Raises RequestError if the messages or the template do not allow it; PromptTooLong and RequestCancelled, as the
-        limit says.
-        """
-        return self.template.render(messages, add_generation_prompt, tools, template_kwargs, prefill, limit)
-
-    def count(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Tools | None = None,
-        prefill: str = "",
-        limit: PromptLimit = UNLIMITED,
-        **template_kwargs: Any,
-    ) -> int:
-        """How many ids `render` would give, in less time."""
-        return self.template.count(messages, tools, template_kwargs, prefill, limit)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of the ids, with a replacement character for each invalid one; empty without a tokenizer."""
@@ -137,11 +100,9 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The exact bytes of one token, which may be part of a character; none for an unknown id."""
-        known = self._known_bytes.get(token_id)
-        if known is None:
-            known = self._find_bytes(token_id)
-            if known:
-                self._known_bytes[token_id] = known
+        known = self._known_bytes.get(token_id) or self._find_bytes(token_id)
+        if known:  # an unknown id is not cached: clients may send any
+            self._known_bytes[token_id] = known
         return known
 
     def _find_bytes(self, token_id: int) -> bytes:
@@ -174,14 +135,10 @@ class Tokenizer:
             return ""
         return json.dumps(json.loads(self._backend.decoder.__getstate__()), ensure_ascii=False)
 
-    def _require_text(self) -> None:
-        if self.hf is None:
-            raise RequestError("the model has no tokenizer: send token ids instead of text")
-
 
 def load_tokenizer(files: ModelFiles, trust_remote_code: bool = False) -> Tokenizer:
     """The tokenizer of a model, with every id that ends an answer. Raises UnsupportedModel if it cannot be read."""
-    eos_ids = read_eos_ids(files)
+    eos_ids = _read_eos_ids(files)
     if not files.has_tokenizer:
         return Tokenizer(None, eos_ids)
     shared_renderer().start()  # while the files are read
@@ -195,9 +152,9 @@ def load_tokenizer(files: ModelFiles, trust_remote_code: bool = False) -> Tokeni
 
 
 def load_decoder(files: ModelFiles, trust_remote_code: bool = False) -> Callable[[Sequence[int]], str]:
-    """What turns ids into text, special tokens included, as the model's tokenizer does. Raises UnsupportedModel.
+    """A function from ids to text, special tokens included, as the model's tokenizer decodes. Raises UnsupportedModel.
 
-    If `tokenizer.json` says everything, it is read without transformers, whose import takes seconds.
+    If `tokenizer.json` has all tokens, it is read without transformers, whose import takes seconds.
     """
     file = files.folder / "tokenizer.json"
     if not file.is_file() or not _has_all_tokens(files.folder):
@@ -222,25 +179,13 @@ def _has_all_tokens(folder: Path) -> bool:
     return {(index, token.get("content")) for index, token in added.items()} <= have
 
 
-def read_eos_ids(files: ModelFiles) -> frozenset[int]:
-    """The ids that `generation_config.json` and `config.json` say end an answer."""
+def _read_eos_ids(files: ModelFiles) -> frozenset[int]:
+    """The ids that end an answer by `generation_config.json` and `config.json`."""
     found: set[int] = set()
-    for name in _CONFIG_FILES:
+    for name in (GENERATION_FILE, CONFIG_FILE):
         if (files.folder / name).is_file():
             config = read_json(files.folder / name)
             for each in (config, config.get("text_config") or {}):
                 eos = each.get("eos_token_id")
                 found |= set(eos) if isinstance(eos, list) else {eos} if isinstance(eos, int) else set()
     return frozenset(found)
-
-
-def _bytes_by_character() -> dict[str, bytes]:
-    """The byte for each character of a byte-level vocabulary. Printable bytes stand for themselves, the others are
-    numbered from U+0100 on."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    hidden = [byte for byte in range(256) if byte not in printable]
-    shown = {chr(byte): bytes([byte]) for byte in printable}
-    return shown | {chr(256 + i): bytes([byte]) for i, byte in enumerate(hidden)}
-
-
-_BYTES = _bytes_by_character()

@@ -1,4 +1,4 @@
-"""The server on Ray Serve: what starts replicas of models, and the ingress that clients reach.
+"""The server on Ray Serve: starting replicas of models, and the ingress that clients reach.
 
 `bough serve --ray` is the ingress itself, with its own socket. `build_app` is for Serve's config files and `serve run`:
 there the ingress is a deployment behind Serve's proxies.
@@ -25,16 +25,15 @@ from bough.models.files import ModelFiles
 from bough.models.prompts import Prompts
 from bough.models.tokenizer import load_tokenizer
 from bough.ray.applications import DRAIN_S, LOCAL, MOST_ONGOING, Application, Applications, deploy_replicas
-from bough.ray.first_tokens import stop_routers
 from bough.ray.holdings import NAMESPACE
-from bough.ray.replicas import RayReplicas
+from bough.ray.replicas import RayReplicas, stop_routers
 from bough.runtime import find_model, gguf_support
 from bough.server.app import make_app, make_service
 from bough.server.serving.remote.held_pages import digest_prompt, make_keys
 from bough.server.serving.remote.model import RemoteModel, read_facts
 
 START_S = 1800.0
-"""How long the first replica may take: it may have to fetch and convert a model."""
+"""How long the first replica may take to start: it may have to fetch and convert a model."""
 
 _OBJECT_BYTES = 128 * 2**20  # messages are small, and weights never go this way
 
@@ -42,7 +41,7 @@ _OBJECT_BYTES = 128 * 2**20  # messages are small, and weights never go this way
 class RemoteStart:
     """Loads models for `LoadedModels`: waits for a replica, and reads the tokenizer here.
 
-    `find` starts or finds the replicas of a model; `end` is called with the name of their application when it is unloaded.
+    `find` starts or finds the replicas of a model; `end` gets the name of their application when the model is unloaded.
     """
 
     def __init__(self, find: Callable[[ModelFiles], Application], end: Callable[[str], None] = lambda name: None) -> None:
@@ -75,10 +74,10 @@ class RemoteStart:
 
 @contextmanager
 def connected(settings: Settings, model: str) -> Iterator[RemoteStart]:
-    """A connection to the cluster of the settings, or to one that is started here and ends with this context.
+    """Connect to the cluster of the settings, or to one that is started here and ends with this context.
 
-    Yields what starts the replicas of models. All are deleted at the end, also if loading failed: in a cluster that others
-    started, they would stay.
+    Yields the loader of models. All replicas are deleted at the end, also if loading failed: in a cluster that was not
+    started here they would go on running.
     """
     own: dict[str, Any] = {}
     if settings.ray == LOCAL:
@@ -124,14 +123,14 @@ class Ingress:
 def build_app(args: dict[str, Any]) -> Any:
     """The application for Serve's config files: `args` are settings by their names, as in bough.toml.
 
-    `ingresses` is the number of servers behind Serve's proxies. Raises SettingsError.
+    `ingresses` is the number of servers behind Serve's proxies. Raise SettingsError if they are not valid.
     """
     given = dict(args)
     ingresses = int(given.pop("ingresses", 1))
     settings = load_settings(given)
     if ingresses > 1 and settings.keys_file is not None and not read_cluster_secret(settings):
         raise SettingsError(
-            f"there are {ingresses} ingresses and a keys_file: set store_secret or store_secret_file, so that a key has "
+            f"there are {ingresses} ingresses and a keys_file: set store_secret_file, so that a key has "
             "the same tree at each of them"
         )
     if not ray.is_initialized():  # `serve run` connects only when it has the application

@@ -1,7 +1,7 @@
 """The applications of a server on Ray Serve: one for each loaded model, with replicas of it.
 
-They are started when a model is loaded and deleted when it is unloaded; replicas then finish their answers and save their
-trees. The model of the settings has the application `bough`, others have their name behind that.
+An application is started when its model is loaded and deleted when it is unloaded; replicas then finish their answers and
+save their trees. The model of the settings has the application `bough`, others add their name to that.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from ray.serve.handle import DeploymentHandle
 
 from bough.config import Settings
 from bough.errors import ModelError
-from bough.models.files import ModelFiles
-from bough.ray.first_tokens import stop_routers
+from bough.models.files import ModelFiles, is_model_path
 from bough.ray.holdings import find_holdings
 from bough.ray.replica import Replica
+from bough.ray.replicas import stop_routers
 from bough.ray.router import ReplicaRouter
 
 APPLICATION = "bough"
 LOCAL = "local"
-"""As the setting `ray`: a cluster of this machine alone, which the server starts and ends."""
+"""The value of the setting `ray` for a cluster of this machine alone, which the server starts and ends."""
 
 MOST_ONGOING = 10_000  # Serve's own limit: a replica has its queue, and refuses what is beyond it
 DRAIN_S = 120.0
 
-_STARTS = 2  # replicas that may fail before any has started: what fails twice is a wrong setting or a broken model
-_FREED_S = 5.0  # Ray tells a moment later that something is free
+_STARTS = 2  # attempts to start a first replica: two failures mean a wrong setting or a broken model
+_FREED_S = 5.0  # Ray reports freed resources with a delay
 
 
 class NoFreeResources(MemoryError):
-    """The cluster has no room for the replicas of one more model. The server unloads an idle one then, if there is one."""
+    """The cluster has no room for the replicas of another model. The server then unloads an idle one, if there is one."""
 
 
 @dataclass(frozen=True)
 class Application:
-    """The replicas of a model: how they are reached, and the name of their application at Serve."""
+    """The replicas of a model: the name of their application at Serve, and their handle."""
 
     name: str
     handle: DeploymentHandle
 
 
 class Applications:
-    """Starts and ends applications. `model` is the name of the model of the settings. Any thread may call."""
+    """Starts and ends applications. `model` is the name of the settings' model. Any thread may call."""
 
     def __init__(self, settings: Settings, model: str) -> None:
-        path = Path(settings.model)
-        self._settings = replace(settings, model=str(path.resolve())) if path.exists() else settings
+        path = Path(settings.model).expanduser()
+        self._settings = replace(settings, model=str(path.resolve())) if is_model_path(path) else settings
         self._model = model
         self._names: set[str] = set()
 
@@ -84,7 +84,7 @@ class Applications:
 
 
 def name_application(model: str) -> str:
-    """The name of a further model's application. Serve makes names of actors of it."""
+    """The name of another model's application. Serve uses it in the names of actors."""
     plain = re.sub(r"[^\w.-]", "-", model)
     return f"{APPLICATION}-{plain}" if plain == model else f"{APPLICATION}-{plain}-{zlib.crc32(model.encode()):08x}"
 
@@ -108,9 +108,9 @@ def deploy_replicas(settings: Settings) -> Any:
 
 
 def _resources(settings: Settings) -> dict[str, float]:
-    """What Ray reserves for a replica: a GPU where the cluster has some and the settings do not say otherwise.
+    """What Ray reserves for a replica: a GPU, if the cluster has some and the device is not the CPU.
 
-    On this machine alone no CPU is reserved: its memory is what limits models.
+    On this machine alone no CPU is reserved: memory is what limits the models.
     """
     has_gpus = ray.cluster_resources().get("GPU", 0) > 0
     cpus = {"CPU": 0.0 if settings.ray == LOCAL else 1.0}
@@ -133,12 +133,12 @@ def _require_resources(settings: Settings, model: str) -> None:
         if not short:
             return
         if time.monotonic() >= deadline:
-            told = ", ".join(f"{count:g} {name}s and {free.get(name, 0):g} are free" for name, count in short.items())
-            raise NoFreeResources(f"{num_replicas} replicas of {model} need {told}")
+            needs = ", ".join(f"{count:g} {name}s and {free.get(name, 0):g} are free" for name, count in short.items())
+            raise NoFreeResources(f"{num_replicas} replicas of {model} need {needs}")
         time.sleep(0.2)
 
 
-def _cause(told: str) -> str:
-    """What a replica raised, as the last error in what Serve tells: it tells whole tracebacks."""
-    errors = re.findall(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Model|Settings)\w*: .+)$", told, re.MULTILINE)
-    return errors[-1] if errors else told.strip().partition("\n")[0]
+def _cause(trace: str) -> str:
+    """What a replica raised: the last error in the tracebacks that Serve reports."""
+    errors = re.findall(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Model|Settings)\w*: .+)$", trace, re.MULTILINE)
+    return errors[-1] if errors else trace.strip().partition("\n")[0]

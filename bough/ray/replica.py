@@ -1,7 +1,8 @@
 """A replica as a deployment of Ray Serve: one model with its own engine, tree and tiers.
 
-It tells the `Holdings` actor its figures and what has changed in its tree. Serve drains it before it is stopped, and then
-its tree is saved. One that was killed finds its tree again, as far as it was on disk.
+It reports its figures and the changes of its tree to the `Holdings` actor. Serve drains it before it is stopped, and then
+its tree is saved. Its folder is the one with the lowest number that no other process of this machine holds. So a replica
+that starts after another has ended, or was killed, takes over its folder, and the tree as far as it was on disk.
 """
 
 from __future__ import annotations
@@ -10,22 +11,26 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray import serve
 from ray.util import get_node_ip_address
 
+from bough.cache.disk import DiskBusy
+from bough.cache.disk.folder import FolderLock
 from bough.config import Settings, limit_thread_spinning, read_cluster_secret
 from bough.errors import EngineStuck, UnsupportedModel
-from bough.ray.folder import claim_folder, name_replica, settings_for
 from bough.ray.holdings import find_holdings
 from bough.ray.replicas import RayReplicas
 from bough.ray.reporter import Reporter
 from bough.runtime import Runtime, find_model, load_runtime
 from bough.scheduling.worker import Limits
 from bough.server.serving.remote.host import ReplicaHost
-from bough.server.serving.remote.messages import Message, Operation, RemoteRequest, ReplicaFacts
+from bough.server.serving.remote.replicas import Message, Operation, RemoteRequest, ReplicaFacts
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +42,7 @@ class Replica:
         self._folder = claim_folder(settings.cache_folder)
         own = settings_for(settings, self._folder)
         runtime = await asyncio.to_thread(_load, own)
-        name = name_replica(self._folder, get_node_ip_address(), count_machines())
+        name = name_replica(self._folder, get_node_ip_address(), _count_machines())
         context = serve.get_replica_context()
         self._id = context.replica_id.unique_id
         self._holdings = find_holdings(context.app_name)
@@ -56,11 +61,11 @@ class Replica:
                 yield messages
 
     async def call(self, operation: Operation, replica_id: str = "") -> Any:
-        """Do an operation on the tree. The router has read `replica_id`."""
+        """Do an operation on the tree. Only the router reads `replica_id`."""
         return await self._host.call(operation)
 
     def check_health(self) -> None:
-        """Serve starts this replica anew if this raises three times."""
+        """Raise if the engine is stuck. After three times Serve replaces this replica."""
         if self._host.is_stuck:
             raise EngineStuck("a step of the engine takes too long")
 
@@ -74,16 +79,55 @@ class Replica:
         self._folder.lock.release()
 
 
-def count_machines() -> int:
-    """How many machines the cluster has now."""
+@dataclass(frozen=True)
+class ReplicaFolder:
+    """A folder that this process holds until it ends."""
+
+    path: Path
+    lock: FolderLock
+
+
+def claim_folder(base: Path) -> ReplicaFolder:
+    """Take `base/replica-K` with the lowest K that is free."""
+    for number in count():
+        path = base / f"replica-{number}"
+        path.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(DiskBusy):
+            return ReplicaFolder(path, FolderLock(path))
+    raise AssertionError("there is always a number that is free")
+
+
+def name_replica(folder: ReplicaFolder, address: str, num_machines: int) -> str:
+    """The name of a replica: that of its folder, and its machine's address if there are several, which may have the same
+    folders. It has no colon, which ends the replica's name in the names of roots.
+    """
+    return folder.path.name if num_machines <= 1 else f"{folder.path.name}@{address.replace(':', '-')}"
+
+
+@dataclass(frozen=True)
+class ReplicaSettings(Settings):
+    """The settings of one replica: its trees are in its own folder; the rest is shared with the others of its machine."""
+
+    own_folder: Path = Path()
+
+    @property
+    def trees_folder(self) -> Path:
+        return self.own_folder / "trees"
+
+
+def settings_for(settings: Settings, folder: ReplicaFolder) -> ReplicaSettings:
+    return ReplicaSettings(**vars(settings), own_folder=folder.path)
+
+
+def _count_machines() -> int:
     return len({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]})
 
 
 def _load(settings: Settings) -> Runtime:
-    """Load the model of the settings, which is on this machine or is fetched. Raises UnsupportedModel for an encoder."""
+    """Load the model of the settings, fetching it if it is missing. Raise UnsupportedModel for an encoder."""
     limit_thread_spinning()
     files = find_model(settings.model, settings)
-    runtime = load_runtime(files, settings, limits=Limits(settings.queue, settings.watchdog))
+    runtime = load_runtime(files, settings, limits=Limits(settings.queue))
     if not isinstance(runtime, Runtime):
         raise UnsupportedModel(f"{files.name} generates no text: encoders run on one machine")
     _ = runtime.worker  # the first use starts it

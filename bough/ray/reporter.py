@@ -1,7 +1,7 @@
-"""What a replica tells the `Holdings` actor again and again: its figures, and what has changed in its tree.
+"""Reports of a replica to the `Holdings` actor: its figures, and the changes of its tree.
 
-Figures are told also while the tree cannot be looked at, because a step of the engine takes long: a replica of which
-nothing is heard counts as gone. Nothing that fails here ends the telling.
+Figures are reported even while a long step of the engine blocks looks at the tree: a replica that does not report counts
+as gone. No failure here ends the reports.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import time
 from typing import Any
 
 from bough.errors import BoughError
-from bough.ray.holdings import Report
+from bough.ray.holdings import ReplicaReport
 from bough.routing import Outbox, ReplicaRates
-from bough.routing.outbox import INTERVAL_S
-from bough.server.serving.remote.host import Looked, ReplicaHost
+from bough.routing.page_reports import INTERVAL_S
+from bough.server.serving.remote.host import PageNotes, ReplicaHost
 
 log = logging.getLogger(__name__)
 
 REPORT_S = 0.5
-"""How often a replica tells its figures, also if its tree has not changed."""
+"""How often a replica reports its figures if its tree has not changed."""
 
 
 class Reporter:
-    """Tells what a host has, from `run` until that is cancelled."""
+    """Reports for a host, from `run` until that is cancelled."""
 
     def __init__(self, host: ReplicaHost, holdings: Any, replica_id: str) -> None:
         self._host = host
@@ -34,20 +34,20 @@ class Reporter:
         self._outbox = Outbox(host.name, time.time_ns())
         self._messages: list[bytes] = []
         self._rates = ReplicaRates()
-        self._looking: asyncio.Task[Looked] | None = None
+        self._looking: asyncio.Task[PageNotes] | None = None
 
     async def run(self) -> None:
-        told_s = -math.inf
+        reported_s = -math.inf
         while True:
             await self._look()
             now = time.monotonic()
-            if self._messages or now - told_s >= REPORT_S:
-                told_s = now
-                await self._tell()
+            if self._messages or now - reported_s >= REPORT_S:
+                reported_s = now
+                await self._report()
             await asyncio.sleep(INTERVAL_S)
 
     async def _look(self) -> None:
-        """Take up what has changed in the tree. Waits for a moment only: a look that takes longer is waited for again."""
+        """Note the changes of the tree. A look that takes longer than `REPORT_S` is awaited again by the next call."""
         if self._looking is None:
             self._looking = asyncio.create_task(self._host.look(), name="bough-look")
         done, _ = await asyncio.wait([self._looking], timeout=REPORT_S)
@@ -66,9 +66,9 @@ class Reporter:
         if self._outbox.is_due(time.monotonic()):
             self._messages.append(self._outbox.take().pack())
 
-    async def _tell(self) -> None:
-        """Send a report. After a failure, or if a router wants it, all pages are told with the next one."""
-        report = Report(self._host.name, self._replica_id, self._host.snapshot(), self._rates, self._messages)
+    async def _report(self) -> None:
+        """Send a report. After a failure, or if a router wants it, the next one lists all pages."""
+        report = ReplicaReport(self._host.name, self._replica_id, self._host.snapshot(), self._rates, self._messages)
         try:
             wants_all = await self._holdings.report.remote(report)
             self._messages = []

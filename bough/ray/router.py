@@ -1,8 +1,8 @@
 """The request router of the replicas, which Serve runs wherever a handle is used.
 
-It sends a request where `bough.routing` predicts the first token soonest. It asks the `Holdings` actor for news a few times
-a second; what it does not know costs time only. Everything here runs on the event loop of Serve's router, except
-`note_first_token`.
+It sends a request where `bough.routing` predicts the first token soonest. It reads news from the `Holdings` actor a few
+times a second; missing news cost only time. Everything here runs on the event loop of Serve's router, except
+`note_first_token` and `stop`.
 """
 
 from __future__ import annotations
@@ -16,28 +16,23 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from bough.cache.tree.tokens import pack
-from bough.ray import first_tokens
 from bough.ray.holdings import News, find_holdings
-from bough.routing import Copy, Outcome, Router, RoutingRequest
-from bough.routing.messages import unpack_message
+from bough.ray.replicas import register_router
+from bough.routing import Copy, Router, RoutingRequest
+from bough.routing.page_reports import unpack_message
 from bough.server.serving.remote.held_pages import ROUTED_TOKENS
-from bough.server.serving.remote.messages import RemoteRequest
-from bough.server.serving.remote.replicas import ReplicaLost
+from bough.server.serving.remote.replicas import RemoteRequest, ReplicaLost
 
 log = logging.getLogger(__name__)
 
 NEWS_S = 0.1
 STOP_S = 5.0
 WAITING_S = 0.5
-"""What a request that waits for a lane counts, besides its prefill."""
+"""The predicted wait for each request in a replica's queue for a lane, besides its prefill."""
 
 
 class ReplicaRouter(RequestRouter):
-    """Sends an operation to the replica that it is for, and a request to the one that answers soonest.
-
-    The argument `replica_id` of an operation is a replica's id at Serve.
-    """
+    """Sends an operation to the replica whose id at Serve is its argument `replica_id`, and a request to the soonest."""
 
     def initialize_state(self, **kwargs: Any) -> None:
         self._policy = Router(ROUTED_TOKENS)
@@ -47,21 +42,16 @@ class ReplicaRouter(RequestRouter):
         self._sequence = 0
         self._news: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        first_tokens.ROUTERS.add(self)
+        register_router(self)
 
     def note_first_token(self, request_id: str) -> None:
-        """A request has its first token, or has ended without one. Any thread may call it."""
         if self._loop is not None and request_id in self._tickets:
             self._loop.call_soon_threadsafe(self._done, request_id)
 
     def stop(self) -> None:
-        """Hear no more of the replicas. Another thread than that of the event loop calls it."""
+        """Stop reading news. Called on another thread than the event loop's."""
         if self._loop is not None and self._news is not None:
-            asyncio.run_coroutine_threadsafe(self._stop(self._news), self._loop).result(STOP_S)
-
-    async def _stop(self, news: asyncio.Task[None]) -> None:
-        news.cancel()
-        await asyncio.gather(news, return_exceptions=True)
+            asyncio.run_coroutine_threadsafe(_end(self._news), self._loop).result(STOP_S)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -75,7 +65,7 @@ class ReplicaRouter(RequestRouter):
             if not found and not pending_request.future.done():
                 pending_request.future.set_exception(ReplicaLost(f"no replica has the id {wanted}"))
             return [found or candidate_replicas]  # with a list, Serve notices that the request has ended
-        if self._news is None:  # a router that passes on operations alone needs to know no pages
+        if self._news is None:  # a router of operations alone needs no news
             self._loop = asyncio.get_running_loop()
             self._news = asyncio.create_task(self._follow_news(), name="bough-router-news")
         asked: Any = pending_request.args[0] if pending_request.args else None
@@ -85,26 +75,24 @@ class ReplicaRouter(RequestRouter):
             chosen, copy = self._rank(candidate_replicas, asked)
             pending_request.args = [replace(asked, copy=copy), *pending_request.args[1:]]
             return chosen
-        except Exception:  # Serve would let the request wait for ever
+        except Exception:  # Serve would let the request wait forever
             log.exception("a request was routed without a prediction, by a mistake of ours")
             return [candidate_replicas]
 
     def _rank(
         self, candidates: list[RunningReplica], asked: RemoteRequest
     ) -> tuple[list[list[RunningReplica]], Copy | None]:
-        """The best replica first, then the others, those to avoid last; and what the store should bring there."""
+        """The best replica first, then the others, those to avoid last; and what the store should copy there."""
         wanted = [each for each in candidates if each.replica_id.unique_id not in asked.avoid] or candidates
-        named = {
-            self._names[each.replica_id.unique_id]: each for each in wanted if each.replica_id.unique_id in self._names
-        }
-        if len(named) < len(wanted):  # of some nothing is known yet: leave it to the lengths of the queues
+        named = {name: each for each in wanted if (name := self._names.get(each.replica_id.unique_id)) is not None}
+        if len(named) < len(wanted):  # some are not known yet: let Serve compare the queues
             return [wanted, candidates], None
         self._done(asked.request_id)
         routed = self._policy.route(
             RoutingRequest(max(1, asked.num_tokens), asked.digests), time.monotonic(), _spread(asked), sorted(named)
         )
         self._tickets[asked.request_id] = routed.ticket
-        return [[named[routed.replica]], wanted, candidates], routed.choice.copy
+        return [[named[routed.replica]], wanted, candidates], routed.best.copy
 
     def _done(self, request_id: str) -> None:
         ticket = self._tickets.pop(request_id, None)
@@ -122,7 +110,7 @@ class ReplicaRouter(RequestRouter):
             await asyncio.sleep(NEWS_S)
 
     def _apply(self, news: News) -> list[str]:
-        """Take up what is new; returns the replicas whose listing is needed."""
+        """Apply news; returns the replicas whose listing is needed."""
         policy, wanted = self._policy, set[str]()
         names = {report.replica_id: name for name, report in news.replicas.items()}
         for name in set(self._names.values()) - set(names.values()):
@@ -135,16 +123,21 @@ class ReplicaRouter(RequestRouter):
         for data in news.messages:
             try:
                 message = unpack_message(data)
-            except (ValueError, KeyError) as error:  # of another version; that it is missing is noticed by its number
+            except (ValueError, KeyError) as error:  # of another version; the gap in the numbers is noticed
                 log.warning("a message about pages cannot be read: %s", error)
                 continue
-            if policy.apply(message) is Outcome.NEEDS_LISTING:
+            if policy.apply(message):
                 wanted.add(message.replica)
         self._sequence = news.sequence
         self._tickets = {asked: ticket for asked, ticket in self._tickets.items() if policy.is_under_way(ticket)}
         return sorted(set(names.values()) if news.has_gap else wanted | fresh)
 
 
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 def _spread(asked: RemoteRequest) -> float:
-    """A number in [0, 1) that decides between ties: the same for equal prompts, which may be shorter than a page."""
-    return zlib.crc32(pack(asked.request.encoded.ids)) / 2**32
+    """A number in [0, 1) that decides between ties. Equal for equal prompts, even if they are shorter than a page."""
+    return zlib.crc32(asked.request.tokens.key) / 2**32

@@ -1,14 +1,14 @@
-"""An engine for replays. It only counts, so that a replay measures nothing but the decisions of the cache.
+"""An engine for replays. It only counts, so that a replay measures only the decisions of the cache.
 
-One token stands for one block of the trace, and its rows take one byte. A model with recurrent layers also has states; a
-state takes `state_bytes`. Lanes take no bytes: the rows of a running request are counted once, in the tree.
+One token stands for one block of the trace, and its rows take one byte. A model with recurrent layers also has states of
+`state_bytes` each. Lanes take no bytes: the rows of a running request are counted once, in the tree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from bough.cache.tree.state import Block, Group, Incoming, Kind, Lane, Page, Source, Span, State
+from bough.cache.tree.state import Block, Group, GroupSource, Incoming, Kind, Lane, Page, RowSpan, State
 
 PAGE_TOKENS = 1
 GROUP = Group(0, Kind.FULL, bytes_per_token=1)
@@ -30,11 +30,7 @@ class CountingLane:
     def bytes_for(self, num_tokens: int, incoming: Incoming | None = None) -> int:
         return 0
 
-    def bytes_after_clear(self, num_tokens: int, incoming: Incoming | None = None) -> int:
-        return 0
-
-    def peak_for(self, num_tokens: int, incoming: Incoming | None = None) -> int:
-        return 0
+    bytes_after_clear = peak_for = bytes_for
 
     def reserve(self, num_tokens: int, incoming: Incoming | None = None) -> None:
         pass
@@ -45,11 +41,11 @@ class CountingLane:
     def first_row(self, group: Group) -> int:
         return 0
 
-    def adopt(self, offset: int, sources: Mapping[Group, Source]) -> None:
+    def adopt(self, offset: int, sources: Mapping[Group, GroupSource]) -> None:
         self.offset = offset
 
-    def spans(self, group: Group, start: int, end: int) -> list[Span]:
-        return [Span(start, end, None)]
+    def spans(self, group: Group, start: int, end: int) -> list[RowSpan]:
+        return [RowSpan(start, end, None)]
 
     def publish(self, group: Group, start: int, end: int) -> Page:
         assert start < end <= self.offset
@@ -80,7 +76,7 @@ class CountingEngine:
         self.num_states_made += 1
         self.held_state_bytes += state.nbytes
 
-    def evaluate(self, lane: Lane, num_tokens: int) -> None:
+    def advance(self, lane: Lane, num_tokens: int) -> None:
         assert isinstance(lane, CountingLane)
         lane.offset += num_tokens
 

@@ -1,20 +1,31 @@
 """Caching strategies behind one interface: the real cache with any policy, and two simpler ones for comparison.
 
 All have the same budget, in blocks. Evictions are counted in blocks of rows; states of recurrent layers do not count.
+
+`PlacedTree` and `SpacedTree` are for a model with full attention, whose rows can be cut anywhere, and recurrent layers,
+which can be restored only where a state was captured. Rows and states share the budget.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from bisect import bisect_right
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.record import POINT_SPACING
-from bough.cache.residency.policy import Policy
+from bough.cache.residency.policy import Key, Policy
 from bough.cache.session import Session
-from bough.cache.tree.tokens import common_prefix, num_tokens, pack
+from bough.cache.tree.node import Node
+from bough.cache.tree.tokens import common_prefix, cut, num_tokens, pack, unpack
 from bough.replay.engine import PAGE_TOKENS, CountingEngine
-from bough.replay.trace import TraceRequest
+from bough.replay.trace import Trace, TraceRequest
+from bough.types import Mark
+
+STATE_TOKENS = 1536
+"""The tokens whose rows take as many bytes as one state."""
 
 NEXT_TOKEN = -1
 """Stands for the rest of a prompt after its full blocks. It is never stored, so that every full block can be reused."""
@@ -22,31 +33,26 @@ NEXT_TOKEN = -1
 
 @dataclass(frozen=True)
 class StateCosts:
-    """The cost of recurrent states: how many were captured, and their share of the held bytes.
-
-    The share is taken after each request; this is the mean over all requests.
-    """
+    """The number of recurrent states that were captured, and their mean share of the held bytes after each request."""
 
     num_made: int
     share: float
 
 
 class ReplayStrategy(Protocol):
-    """A caching strategy that serves the requests of a trace."""
+    """A caching strategy that serves the requests of a trace.
+
+    `num_evicted` counts blocks; `state_costs` are those of recurrent states, None for a model without recurrent layers.
+    """
 
     @property
-    def num_evicted(self) -> int:
-        """The number of blocks evicted so far."""
-        ...
+    def num_evicted(self) -> int: ...
 
     @property
-    def state_costs(self) -> StateCosts | None:
-        """The cost of recurrent states so far; None for a model without recurrent layers."""
-        ...
+    def state_costs(self) -> StateCosts | None: ...
 
     def serve(self, request: TraceRequest) -> int:
-        """Serve a request. Returns the number of blocks of its prompt that were reused."""
-        ...
+        """Serve a request, and return the number of blocks of its prompt that were reused."""
 
 
 class ReplayTree:
@@ -101,7 +107,75 @@ class ReplayTree:
         """Advance the session's lane to `end`."""
         blocks = request.stored[session.offset : end]
         with session.feeding(blocks):
-            self._engine.evaluate(session.lane, len(blocks))
+            self._engine.advance(session.lane, len(blocks))
+
+
+class BeladyTree(ReplayTree):
+    """The offline reference: the real cache with Belady's rule, which evicts the leaf whose next use is farthest away."""
+
+    def __init__(self, budget: int, trace: Trace) -> None:
+        super().__init__(budget, Policy(self._leaf_key))
+        self._request = -1  # the number of the current one
+        self._uses: dict[int, list[int]] = {}  # block → the numbers of the requests that use it
+        for number, request in enumerate(trace.requests):
+            for block in request.prompt:
+                self._uses.setdefault(block, []).append(number)
+
+    def serve(self, request: TraceRequest) -> int:
+        self._request += 1
+        return super().serve(request)
+
+    def _leaf_key(self, node: Node) -> Key:
+        """Evict the leaf whose last block has the latest next use, or none; of equals the deepest."""
+        (last,) = unpack(cut(node.edge, -1))
+        uses = self._uses.get(last, [])
+        next_use = bisect_right(uses, self._request)
+        return (-uses[next_use] if next_use < len(uses) else -math.inf, -node.end)
+
+
+class PlacedTree(ReplayTree):
+    """Captures states where the library does: at the end, at branches, at boundaries, and far apart in long prompts.
+
+    The cache gets those boundaries of the trace that have one of the given marks.
+    """
+
+    def __init__(self, trace: Trace, budget: int, marks: Collection[Mark] = (Mark.SYSTEM_END,)) -> None:
+        self._states = CountingEngine(state_bytes=max(1, STATE_TOKENS // trace.block_tokens))
+        super().__init__(budget, engine=self._states, point_spacing=max(1, POINT_SPACING // trace.block_tokens))
+        self._marks = marks
+        self._num_served = 0
+        self._sum_of_shares = 0.0
+
+    @property
+    def state_costs(self) -> StateCosts:
+        return StateCosts(self._states.num_states_made, self._sum_of_shares / max(1, self._num_served))
+
+    def serve(self, request: TraceRequest) -> int:
+        known = tuple(boundary for boundary in request.boundaries if boundary.mark in self._marks)
+        reused = super().serve(replace(request, boundaries=known))
+        self._num_served += 1
+        self._sum_of_shares += self._states.held_state_bytes / max(1, self.cache.memory.tree_bytes)
+        return reused
+
+
+class SpacedTree(PlacedTree):
+    """Captures a state at every multiple of `spacing_tokens` and nowhere else; none of them is redundant.
+
+    Rows beyond the last multiple could never be reused, so they are not stored: this is the best case of fixed spacing.
+    """
+
+    def __init__(self, trace: Trace, budget: int, spacing_tokens: int) -> None:
+        super().__init__(trace, budget)
+        self._spacing = max(1, spacing_tokens // trace.block_tokens)
+
+    def feed(self, session: Session, request: TraceRequest) -> None:
+        """Evaluate up to each multiple in turn. The session ends at a multiple, where the cache captures its last state."""
+        session.captures.clear()
+        first = session.offset // self._spacing * self._spacing + self._spacing
+        for end in range(first, len(request.stored) + 1, self._spacing):
+            session.schedule(end)
+            self.evaluate(session, request, end)
+            session.publish()
 
 
 class ReplaySingleEntry:
@@ -123,7 +197,7 @@ class ReplaySingleEntry:
 
 
 class ReplayCopies:
-    """Keeps as many whole sequences as fit, each a copy of its own, and drops the least recently used first.
+    """Keeps as many whole sequences as fit, without sharing, and drops the least recently used first.
 
     A sequence that continues a copy replaces it. A sequence larger than the budget is cut.
     """
@@ -138,27 +212,16 @@ class ReplayCopies:
 
     def serve(self, request: TraceRequest) -> int:
         prompt, stored = pack(request.prompt), pack(request.stored[: self._budget])
-        best, reused = self._best(prompt)
-        if reused:
+        latest_first = reversed(self._copies)  # of equals the first is taken
+        best = max(latest_first, key=lambda copy: common_prefix(copy, prompt), default=b"")
+        if reused := common_prefix(best, prompt):
             self._copies[best] = self._copies.pop(best)
         for old in [copy for copy in self._copies if stored.startswith(copy)]:
             self._num_held -= self._copies.pop(old)
         self._copies[stored] = num_tokens(stored)
         self._num_held += num_tokens(stored)
         while self._num_held > self._budget:
-            self._drop_oldest()
+            size = self._copies.pop(next(iter(self._copies)))
+            self._num_held -= size
+            self.num_evicted += size
         return reused
-
-    def _best(self, prompt: bytes) -> tuple[bytes, int]:
-        """The copy with the longest common prefix, and its length; of equals the most recent."""
-        best, most = b"", 0
-        for copy in self._copies:
-            shared = common_prefix(copy, prompt)
-            if shared >= most:
-                best, most = copy, shared
-        return best, most
-
-    def _drop_oldest(self) -> None:
-        size = self._copies.pop(next(iter(self._copies)))
-        self._num_held -= size
-        self.num_evicted += size

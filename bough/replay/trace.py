@@ -1,4 +1,4 @@
-"""Recorded requests, in the form into which all trace formats are read.
+"""Recorded requests: the form into which all trace formats are read.
 
 A request has lists of block ids. Equal ids mean that the prefixes up to there are equal. Only full blocks count: the
 partial last block of a prompt is never reused.
@@ -6,7 +6,7 @@ partial last block of a prompt is never reused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
 from dataclasses import dataclass, replace
 
 from bough.types import Boundary
@@ -40,7 +40,6 @@ class Trace:
 
     @property
     def num_blocks(self) -> int:
-        """The number of distinct blocks."""
         return len({block for request in self.requests for block in request.stored})
 
     def unlimited_share(self) -> float:
@@ -58,12 +57,11 @@ class Trace:
 
     def renumbered(self) -> Trace:
         """The same trace with ids from 0, in the order of their first appearance."""
-        ids: dict[int, int] = {}
-        requests = [
-            replace(each, prompt=_renumber(each.prompt, ids), stored=_renumber(each.stored, ids)) for each in self.requests
-        ]
-        return Trace(self.name, self.block_tokens, requests)
-
-
-def _renumber(blocks: Sequence[int], ids: dict[int, int]) -> list[int]:
-    return [ids.setdefault(block, len(ids)) for block in blocks]
+        ids: defaultdict[int, int] = defaultdict(lambda: len(ids))
+        return replace(
+            self,
+            requests=[
+                replace(each, prompt=[ids[block] for block in each.prompt], stored=[ids[block] for block in each.stored])
+                for each in self.requests
+            ],
+        )

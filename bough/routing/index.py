@@ -1,11 +1,11 @@
-"""The page index: which replica holds which page in which tier, as far as the replicas have told.
+"""The page index: which replica holds which page in which tier, as the replicas have reported.
 
 One dict for all replicas: a page's key is 60 bits of its digest, and its value has four bits for each replica's slot: the
-code of `encode_note`. Digests are keyed hashes, so two pages with one key are as good as impossible, and cost time only.
+code of `encode_note`. Digests are keyed hashes, so two pages almost never share a key; if they do, it costs only time.
 Most pages are held by one replica; those in the same tier share one value object. So a page takes about 75 bytes.
 
-What is known may be old. A gap in the numbers of batches, or a restart, marks a replica as needing a listing. Until that
-comes, what is known goes on being used: a wrong guess costs time, and never a wrong answer.
+The index may be out of date. A gap in the numbers of batches, or a restart, marks a replica as needing a listing. Until
+that comes, the old content is used: a wrong guess costs time, and never gives a wrong answer.
 
 Forgetting a replica retires its slot at once, and clears the slot's bits page by page in `sweep`.
 
@@ -19,32 +19,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from functools import lru_cache
+from itertools import islice
 
-from bough.routing.messages import Batch, Listing, PageNote, decode_note, encode_note
+from bough.routing.page_reports import PageMessage, encode_note
 
 SLOT_BITS = 4
 CODES = (1 << SLOT_BITS) - 1
 SWEPT_PAGES = 4096
-"""So many pages are swept with each message."""
+"""How many pages are swept with each message."""
 
 COMING = 8
-"""In the place of a note's code: a request that was sent to this replica will compute the page."""
-
-
-class Outcome(Enum):
-    """What became of a message."""
-
-    APPLIED = auto()
-    OLD = auto()  # it tells nothing new
-    NEEDS_LISTING = auto()  # it was applied, and something before it is missing
-    UNKNOWN = auto()  # there is no such replica
+"""Instead of a note's code: a request that was sent to this replica will compute the page."""
 
 
 @dataclass
-class Known:
-    """What is known of one replica besides its pages."""
+class ReplicaState:
+    """A replica's slot and the last message that was applied."""
 
     slot: int
     incarnation: int = 0
@@ -55,99 +46,85 @@ class Known:
 
 @dataclass(slots=True)
 class Run:
-    """The pages up to `end`, counted from the prompt's start, that one replica holds in one way."""
+    """The pages before `end`, counted from the prompt's start, that one replica holds with the same code."""
 
     end: int
     code: int
 
 
 class PageIndex:
-    """What all replicas hold. Replicas join; then their messages change what is known."""
+    """The pages that all replicas hold. Replicas join, then their messages are applied."""
 
     def __init__(self) -> None:
         self._pages: dict[int, int] = {}
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, ReplicaState] = {}
         self._names: dict[int, str] = {}  # by slot
         self._free: list[int] = []
         self._retired: set[int] = set()
         self._num_slots = 0
         self._live = 0  # the bits of all slots that are in use
         self._single: dict[int, int] = {}  # values with one holder, so that equal ones are one object
-        self._sweep: _Sweep | None = None
+        self._sweep: Iterator[None] | None = None  # the one under way
 
     @property
     def num_pages(self) -> int:
-        """How many pages are known, of all replicas together; a page that two hold counts twice."""
+        """The pages of all replicas together; a page that two hold counts twice."""
         return sum(known.num_pages for known in self._known.values())
 
     @property
     def num_keys(self) -> int:
-        """How many distinct pages take memory."""
+        """The distinct pages."""
         return len(self._pages)
 
     @property
-    def replicas(self) -> Mapping[str, Known]:
+    def replicas(self) -> Mapping[str, ReplicaState]:
         return self._known
 
     def count_bytes(self, size_of: Callable[[object], int]) -> int:
-        """The memory that pages take, by the sizes of objects that `size_of` tells. Costs O(pages)."""
+        """The memory that pages take; `size_of` returns the bytes of one object. Costs O(pages)."""
         values = {id(value): value for value in self._pages.values()}
         return sum(map(size_of, [self._pages, *self._pages, *values.values()]))
 
-    def needing_listing(self) -> list[str]:
-        """The replicas that should be asked for a listing."""
-        return [name for name, known in self._known.items() if known.needs_listing]
-
     def join(self, replica: str) -> None:
-        """There is a replica of which nothing is known yet, not even its incarnation."""
+        """Add a replica of which nothing is known yet, not even its incarnation."""
         if replica not in self._known:
             self._start(replica, 0)
 
-    def apply(self, batch: Batch) -> Outcome:
-        """Take up what has changed at a replica, also if a batch before it is missing. Costs O(changes)."""
-        known = self._known.get(batch.replica)
-        if known is None:
-            return Outcome.UNKNOWN
-        if (batch.incarnation, batch.sequence) <= (known.incarnation, known.sequence):
-            return Outcome.OLD
-        if batch.incarnation > known.incarnation:
-            known = self._start(batch.replica, batch.incarnation)
-            known.needs_listing = True  # it may have come back warm
-        elif batch.sequence != known.sequence + 1:
-            known.needs_listing = True
-        known.sequence = batch.sequence
-        for digest, note in batch.changes.items():
-            self._set(known, key_of(digest), encode_note(note))
-        self.sweep(SWEPT_PAGES)
-        return Outcome.NEEDS_LISTING if known.needs_listing else Outcome.APPLIED
+    def apply(self, message: PageMessage) -> bool:
+        """Apply a message, even if one before it is missing; returns whether the replica has to send a listing.
 
-    def replace(self, listing: Listing) -> Outcome:
-        """Replace what was known of a replica. Costs O(pages of the listing)."""
-        known = self._known.get(listing.replica)
+        A message of an unknown replica is ignored, and so is one that is older than what was applied. Costs O(its pages).
+        """
+        known = self._known.get(message.replica)
         if known is None:
-            return Outcome.UNKNOWN
-        if (listing.incarnation, listing.sequence) < (known.incarnation, known.sequence):
-            return Outcome.OLD
-        known = self._start(listing.replica, listing.incarnation)
-        known.sequence = listing.sequence
-        for digest, note in listing.pages.items():
+            return False
+        sent, last = (message.incarnation, message.sequence), (known.incarnation, known.sequence)
+        if sent < last or (sent == last and not message.is_listing):
+            return False
+        if message.is_listing or message.incarnation > known.incarnation:
+            known = self._start(message.replica, message.incarnation)
+            known.needs_listing = not message.is_listing  # it may have found its tree on disk
+        elif message.sequence != known.sequence + 1:
+            known.needs_listing = True
+        known.sequence = message.sequence
+        for digest, note in message.notes.items():
             self._set(known, key_of(digest), encode_note(note))
         self.sweep(SWEPT_PAGES)
-        return Outcome.APPLIED
+        return known.needs_listing
 
     def forget(self, replica: str) -> None:
-        """A replica is gone for good."""
+        """Remove a replica that is gone for good."""
         known = self._known.pop(replica, None)
         if known is not None:
             self._retired.add(known.slot)
             self._live &= ~(CODES << SLOT_BITS * known.slot)
             del self._names[known.slot]
 
-    def _start(self, replica: str, incarnation: int) -> Known:
-        """Begin anew with a replica, in a slot without pages."""
+    def _start(self, replica: str, incarnation: int) -> ReplicaState:
+        """Give a replica a slot without pages."""
         known = self._known.get(replica)
         if known is not None and not known.num_pages:
-            self._known[replica] = Known(known.slot, incarnation)
+            self._known[replica] = ReplicaState(known.slot, incarnation)
             return self._known[replica]
         self.forget(replica)
         if not self._free:
@@ -156,10 +133,10 @@ class PageIndex:
         slot = self._free.pop()
         self._live |= CODES << SLOT_BITS * slot
         self._names[slot] = replica
-        self._known[replica] = Known(slot, incarnation)
+        self._known[replica] = ReplicaState(slot, incarnation)
         return self._known[replica]
 
-    def _set(self, known: Known, key: int, code: int) -> None:
+    def _set(self, known: ReplicaState, key: int, code: int) -> None:
         shift = SLOT_BITS * known.slot
         before = self._pages.get(key, 0) & self._live
         known.num_pages += bool(code) - bool(before >> shift & CODES)
@@ -171,38 +148,33 @@ class PageIndex:
             self._pages.pop(key, None)
 
     def sweep(self, most_pages: int) -> bool:
-        """Clear up to so many pages of the bits of retired slots. Returns whether there is nothing left to clear."""
+        """Clear the bits of retired slots in up to `most_pages` pages; returns whether none are left to clear."""
         if self._sweep is None:
-            if not self._retired:
-                return True
-            self._sweep = _Sweep(iter(list(self._pages)), frozenset(self._retired))
-        for _ in range(most_pages):
-            key = next(self._sweep.keys, None)
-            if key is None:
-                return self._end_sweep(self._sweep)
-            self._clean(key)
-        return False
-
-    def _clean(self, key: int) -> None:
-        value = self._pages.get(key)
-        if value is None or not value & ~self._live:
-            return
-        value &= self._live
-        if value:
-            self._pages[key] = self._single.get(value, value)
-        else:
-            del self._pages[key]
-
-    def _end_sweep(self, sweep: _Sweep) -> bool:
-        self._retired -= sweep.slots
-        self._free.extend(sorted(sweep.slots))
-        self._sweep = None
+            self._sweep = self._clear_retired()
+        for _ in islice(self._sweep, most_pages):
+            pass
         return not self._retired
 
-    def match(self, keys: Sequence[int], coming: Mapping[int, int]) -> dict[str, list[Run]]:
-        """The runs of pages that each replica holds from the prompt's start on, without a gap, by their keys.
+    def _clear_retired(self) -> Iterator[None]:
+        """Clear the bits of the slots that are retired now, one page a step; then free these slots."""
+        slots = frozenset(self._retired)
+        for key in list(self._pages) if slots else ():
+            value = self._pages.get(key, 0)
+            if value & ~self._live:
+                value &= self._live
+                if value:
+                    self._pages[key] = self._single.get(value, value)
+                else:
+                    del self._pages[key]
+            yield
+        self._retired -= slots
+        self._free.extend(sorted(slots))
+        self._sweep = None
 
-        `coming` has the pages that will be computed, as values like those of the index. Costs O(matched pages), and for
+    def match(self, keys: Sequence[int], coming: Mapping[int, int]) -> dict[str, list[Run]]:
+        """The runs of pages, by replica, that it holds from the prompt's start on without a gap.
+
+        `coming` has the pages that will be computed, with values like those of the index. Costs O(matched pages), and for
         each run of pages that the same replicas hold O(these replicas).
         """
         runs: dict[int, list[Run]] = {}
@@ -220,18 +192,10 @@ class PageIndex:
             _extend(runs, before & live, start, len(keys))
         return {self._names[slot]: found for slot, found in runs.items()}
 
-    def note(self, replica: str, digest: bytes) -> PageNote | None:
-        """What is known of one page at one replica."""
-        known = self._known.get(replica)
-        value = self._pages.get(key_of(digest), 0) & self._live
-        return None if known is None else decode_note(value >> SLOT_BITS * known.slot & CODES)
-
     def check(self) -> None:
         """Assert what the module's docstring says. Costs O(pages)."""
         slots = [known.slot for known in self._known.values()]
-        assert {self._names[known.slot]: known.slot for known in self._known.values()} == {
-            name: known.slot for name, known in self._known.items()
-        }
+        assert self._names == {known.slot: name for name, known in self._known.items()}
         assert sorted([*slots, *self._free, *self._retired]) == list(range(self._num_slots))
         assert self._live == sum(CODES << SLOT_BITS * slot for slot in slots)
         free = sum(CODES << SLOT_BITS * slot for slot in self._free)
@@ -241,14 +205,6 @@ class PageIndex:
             for slot, _ in _slots_of(value & self._live):
                 counts[slot] += 1
         assert counts == {known.slot: known.num_pages for known in self._known.values()}
-
-
-@dataclass(frozen=True)
-class _Sweep:
-    """A sweep under way: the keys that are left of those that there were, and the slots that will be free after it."""
-
-    keys: Iterator[int]
-    slots: frozenset[int]
 
 
 def key_of(digest: bytes) -> int:

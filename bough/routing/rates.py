@@ -1,4 +1,4 @@
-"""What computing and loading cost at one replica, as it measured it itself."""
+"""The rates of computing and loading that a replica has measured."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from itertools import accumulate
 
 from bough.cache.residency.rates import BAND_TOKENS
 from bough.cache.tree.state import Tier
-from bough.routing.messages import TIERS
+from bough.routing.page_reports import TIERS
 
 NOMINAL_TOKEN_S = 1e-3
-"""What a token counts while no replica has measured anything: enough that a longer match wins, and equal for all."""
+"""The time of a token while no replica has measured anything: enough that a longer match wins, and equal for all."""
 
 
 @dataclass(frozen=True)
 class ReplicaRates:
     """Seconds a token by band of positions, seconds a byte by tier, and bytes a token. What is missing is unknown.
 
-    A band without a measurement counts like the nearest one that has one. `store_page_tokens` are the tokens of a page in
-    the store that all replicas share; 0: it has none. What one replica sends there another finds only if both have the same
-    `fingerprint`.
+    A band without a measurement has the rate of the nearest one with a measurement. `store_page_tokens` is the size of a
+    page in the shared store; 0: there is no store. Only replicas with the same `fingerprint` find each other's pages there.
     """
 
     token_s: Mapping[int, float] = field(default_factory=dict)
@@ -52,26 +51,23 @@ class ReplicaRates:
         return self._sums[band] + (end - band * BAND_TOKENS) * self._bands[band]
 
     def load_s(self, tier: Tier, num_tokens: int) -> float:
-        """Seconds that loading the rows of so many tokens from a tier takes; 0 if that is not known."""
+        """Seconds that loading the rows of `num_tokens` from a tier takes; 0 if that is not known."""
         return num_tokens * self.bytes_per_token * self.byte_s.get(tier, 0.0)
 
     def filled_from(self, others: Iterable[ReplicaRates]) -> ReplicaRates:
-        """The same rates; what is unknown is as good as at the best of the others, or nominal if no one knows it."""
+        """These rates, with unknown ones from the fastest of the others, or nominal if no replica has measured them."""
         others = list(others)
         token_s, byte_s = dict(self.token_s), dict(self.byte_s)
         if not token_s:
             known = [each for each in others if each.token_s]
-            token_s = dict(min(known, key=_first_token_s).token_s) if known else {0: NOMINAL_TOKEN_S}
+            fastest = min(known, key=lambda each: each.token_s[min(each.token_s)], default=None)
+            token_s = {0: NOMINAL_TOKEN_S} if fastest is None else dict(fastest.token_s)
         for tier in (*TIERS, Tier.STORE):
             measured = [each.byte_s[tier] for each in others if tier in each.byte_s]
             if tier not in byte_s and measured:
                 byte_s[tier] = min(measured)
         largest = max((each.bytes_per_token for each in others), default=0)
         return replace(self, token_s=token_s, byte_s=byte_s, bytes_per_token=self.bytes_per_token or largest)
-
-
-def _first_token_s(rates: ReplicaRates) -> float:
-    return rates.token_s[min(rates.token_s)]
 
 
 def _nearest(known: list[int], band: int) -> int:

@@ -1,8 +1,8 @@
-"""The router: keeps what is known of each replica, and chooses one for each request. Time and randomness are passed in.
+"""The router: chooses a replica for each request. Time and randomness are passed in.
 
-It knows the replicas' pages (`PageIndex`), their rates, the work that it has sent there, and the prefixes that are coming:
-those that requests on their way will have computed. A request's pages are coming until a moment after it has reported its
-first token: by then the replica has told that it holds them.
+It knows the replicas' pages (`PageIndex`), their rates, the work that it has sent there, and the pages that are coming:
+those that requests under way will have computed. A request's pages are coming until a moment after its first token: by then
+the replica has reported them.
 
 Always true between calls (`check` asserts it): the pages that are coming are those of the requests under way and of those
 that were done a moment ago, each of them owned by one request at each replica.
@@ -12,30 +12,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from bough.routing.choice import Choice, choose
-from bough.routing.index import COMING, SLOT_BITS, Outcome, PageIndex, Run, key_of
-from bough.routing.messages import Batch, Listing
-from bough.routing.outbox import INTERVAL_S
-from bough.routing.prediction import Candidate
-from bough.routing.queue import ReplicaQueue, Work
+from bough.routing.choice import Prediction, ReplicaCandidate, choose
+from bough.routing.index import COMING, SLOT_BITS, PageIndex, key_of
+from bough.routing.page_reports import INTERVAL_S, PageMessage
 from bough.routing.rates import ReplicaRates
 
-NO_RUNS: Sequence[Run] = ()
-
 SETTLING_S = 3 * INTERVAL_S
-"""So long after a request's first token its pages still count as coming: the replica's message may be on its way."""
+"""How long after a request's first token its pages still count as coming: the replica's message may be on its way."""
 
 LOST_S = 600.0
-"""A request that has not reported for so long counts as gone."""
+"""A request that has not reported for this long counts as gone."""
 
 
 @dataclass(frozen=True)
 class RoutingRequest:
     """A prompt: its number of tokens, and the digests of its whole pages, each up to the page's end.
 
-    They are `Keys.digests(...)[1:]` under the secret that all replicas share, and differ between salts.
+    The digests are `Keys.digests(...)[1:]` under the secret that all replicas share, and differ between salts.
     """
 
     num_tokens: int
@@ -43,29 +38,75 @@ class RoutingRequest:
 
 
 @dataclass(frozen=True)
-class Routed:
-    """Where a request was sent, and why. The caller passes `ticket` to `done` when its first token is there."""
+class RoutedRequest:
+    """Where a request was sent, and why. The caller passes `ticket` to `done` at the first token."""
 
     ticket: int
-    choice: Choice
+    best: Prediction
 
     @property
     def replica(self) -> str:
-        return self.choice.replica
+        return self.best.replica
 
 
 @dataclass(frozen=True, slots=True)
 class _Settling:
-    """Pages of a request that has its first token; they count as coming until `until_s`."""
+    """The pages of a request that has its first token; they count as coming until `until_s`."""
 
     replica: str
     keys: tuple[int, ...]
     until_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The predicted time of one request at its replica, and the keys of the pages that it will have computed."""
+
+    seconds: float
+    coming: tuple[int, ...] = ()
+
+
+@dataclass
+class ReplicaQueue:
+    """The requests at one replica without a first token, in the order of sending. The first runs since `started_s`."""
+
+    works: dict[int, Work] = field(default_factory=dict)
+    seconds: float = 0.0
+    first_s: float = 0.0  # the whole time of the first
+    started_s: float = 0.0
+    delay_s: float = 0.0  # reported by the replica: the wait for other reasons, such as for a lane
+
+    def add(self, ticket: int, work: Work, now: float) -> None:
+        if not self.works:
+            self.first_s, self.started_s = work.seconds, now
+        self.works[ticket] = work
+        self.seconds += work.seconds
+
+    def remove(self, ticket: int, now: float) -> Work:
+        is_first = next(iter(self.works)) == ticket
+        work = self.works.pop(ticket)
+        self.seconds = self.seconds - work.seconds if self.works else 0.0
+        if is_first:
+            first = next(iter(self.works.values()), None)
+            self.first_s, self.started_s = (0.0 if first is None else first.seconds), now
+        return work
+
+    def waiting_s(self, now: float) -> float:
+        """Seconds until all of it is done. The time that the first has taken is subtracted, up to its prediction."""
+        if not self.works:
+            return self.delay_s
+        return self.seconds - min(self.first_s, now - self.started_s) + self.delay_s
+
+    def check(self) -> None:
+        """Assert that the sums are those of the requests."""
+        works = list(self.works.values())
+        assert abs(self.seconds - sum(work.seconds for work in works)) < 1e-6
+        assert not works or self.first_s == works[0].seconds
+
+
 @dataclass
 class _Replica:
-    """What is known of one replica besides its pages."""
+    """What the router knows of one replica besides its pages. In `filled`, unknown rates are those of the others."""
 
     rates: ReplicaRates
     filled: ReplicaRates
@@ -85,7 +126,7 @@ class Router:
         self._last_ticket = 0
 
     def add(self, replica: str, rates: ReplicaRates | None = None) -> None:
-        """A replica has joined, or has measured its rates anew."""
+        """Add a replica, or replace its rates."""
         known = self._replicas.get(replica)
         rates = rates or ReplicaRates()
         if known is None:
@@ -98,11 +139,11 @@ class Router:
         self._fill_rates()
 
     def note_delay(self, replica: str, delay_s: float) -> None:
-        """A replica tells how long requests wait there for other reasons than prefill, such as for a lane."""
+        """Set how long requests wait at a replica for other reasons than prefill, such as for a lane."""
         self._replicas[replica].queue.delay_s = delay_s
 
     def remove(self, replica: str) -> None:
-        """A replica is gone: forget its pages, and what was sent there."""
+        """Forget a replica that is gone: its pages, and the requests that were sent there."""
         for ticket in [ticket for ticket, (name, _) in self._tickets.items() if name == replica]:
             self.done(ticket, 0.0)
         for each in [each for each in self._settling if each.replica == replica]:
@@ -113,55 +154,44 @@ class Router:
             self._fill_rates()
 
     def _fill_rates(self) -> None:
-        """What one replica does not know yet counts as at the best of the others."""
         known = [each.rates for each in self._replicas.values()]
         for each in self._replicas.values():
             each.filled = each.rates.filled_from(known)
 
-    def apply(self, message: Batch | Listing) -> Outcome:
-        """Take up what a replica tells. If a listing is needed, the caller asks the replica for one."""
+    def apply(self, message: PageMessage) -> bool:
+        """Apply a message of a replica; returns whether the caller has to ask the replica for a listing."""
         name = message.replica
         if name not in self._replicas:
-            return Outcome.UNKNOWN
+            return False
         before = self._coming_bit(name)
-        outcome = self.index.replace(message) if isinstance(message, Listing) else self.index.apply(message)
+        needs_listing = self.index.apply(message)
         if (bit := self._coming_bit(name)) != before:  # it has another slot now
             for keys in self._coming_at(name):
                 self._unmark(keys, before)
                 self._mark(keys, bit)
-        return outcome
+        return needs_listing
 
-    def route(self, request: RoutingRequest, now: float, uniform: float, replicas: Collection[str] | None = None) -> Routed:
-        """Choose a replica for a request, of these if they are given, and count its work there."""
+    def route(
+        self, request: RoutingRequest, now: float, uniform: float, replicas: Collection[str] | None = None
+    ) -> RoutedRequest:
+        """Choose a replica for a request, from `replicas` if given, and count its work there."""
         keys = [key_of(digest) for digest in request.digests]
         self._forget_old(now)
-        choice = self._choose(request, keys, now, uniform, replicas)
+        runs = self.index.match(keys, self._coming)
+        candidates = []
+        for name in self._replicas if replicas is None else replicas:
+            each = self._replicas[name]
+            candidates.append(ReplicaCandidate(name, each.filled, each.queue.waiting_s(now), runs.get(name, ())))
+        best = choose(request.num_tokens, self._page_tokens, candidates, uniform)
         self._last_ticket = ticket = self._last_ticket + 1
-        best = choice.best
         held = best.depth if best.copy is None else best.copy.held
         coming = self._mark(keys[held // self._page_tokens :], self._coming_bit(best.replica))
-        work = Work(request.num_tokens - best.depth, best.load_bytes, best.load_s + best.compute_s, coming)
-        self._replicas[best.replica].queue.add(ticket, work, now)
+        self._replicas[best.replica].queue.add(ticket, Work(best.load_s + best.compute_s, coming), now)
         self._tickets[ticket] = best.replica, now
-        return Routed(ticket, choice)
-
-    def explain(self, request: RoutingRequest, now: float) -> Choice:
-        """What would be chosen now, changing nothing."""
-        return self._choose(request, [key_of(digest) for digest in request.digests], now, 0.0, None)
-
-    def _choose(
-        self, request: RoutingRequest, keys: list[int], now: float, uniform: float, replicas: Collection[str] | None
-    ) -> Choice:
-        runs = self.index.match(keys, self._coming)
-        names = self._replicas if replicas is None else replicas
-        candidates = []
-        for name in names:
-            each = self._replicas[name]
-            candidates.append(Candidate(name, each.filled, each.queue.waiting_s(now), runs.get(name, NO_RUNS)))
-        return choose(request.num_tokens, self._page_tokens, candidates, uniform)
+        return RoutedRequest(ticket, best)
 
     def done(self, ticket: int, now: float) -> None:
-        """A request has its first token, or has ended without one. Calling it again changes nothing."""
+        """Note that a request has its first token, or has ended without one. A second call does nothing."""
         sent = self._tickets.pop(ticket, None)
         if sent is None:
             return
@@ -174,7 +204,7 @@ class Router:
         return ticket in self._tickets
 
     def _forget_old(self, now: float) -> None:
-        """Forget the pages that have settled, and the requests that were lost."""
+        """Unmark the pages that count as coming no longer, and drop the requests that were lost."""
         while self._settling and self._settling[0].until_s <= now:
             settled = self._settling.popleft()
             self._unmark(settled.keys, self._coming_bit(settled.replica))
@@ -192,7 +222,7 @@ class Router:
         return [work.coming for work in works] + [each.keys for each in self._settling if each.replica == replica]
 
     def _mark(self, keys: Sequence[int], bit: int) -> tuple[int, ...]:
-        """Mark these pages as coming at a replica. Returns those that were not marked before."""
+        """Mark pages as coming at a replica; returns those that were not marked before."""
         coming, marked = self._coming, []
         for key in keys:
             bits = coming.get(key, 0)
@@ -210,7 +240,6 @@ class Router:
                 del self._coming[key]
 
     def queue(self, replica: str) -> ReplicaQueue:
-        """The work that waits at a replica."""
         return self._replicas[replica].queue
 
     def check(self) -> None:

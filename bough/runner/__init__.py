@@ -1,10 +1,11 @@
 """The library: a model that is loaded, conversations with it, and many requests at a time."""
 
 from bough.runner.chat import Chat
-from bough.runner.loading import load
-from bough.runner.options import BatchOptions, ChatOptions, EmbedOptions, LoadOptions, RequestOptions, SamplingOptions
+from bough.runner.loaded_runners import load
+from bough.runner.options import BatchOptions, ChatOptions, EmbedOptions, LoadOptions, RequestOptions
 from bough.runner.runner import Runner
-from bough.runtime.encoding import Ranked
+from bough.runtime.embedding import RankedDocument
+from bough.sampling_params import SamplingOptions
 
 __all__ = [
     "BatchOptions",
@@ -12,7 +13,7 @@ __all__ = [
     "ChatOptions",
     "EmbedOptions",
     "LoadOptions",
-    "Ranked",
+    "RankedDocument",
     "RequestOptions",
     "Runner",
     "SamplingOptions",

@@ -5,49 +5,23 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from bough.errors import RequestError
-from bough.types import SamplingParams
+from bough.sampling_params import PARAMETERS, SamplingOptions, SamplingParams
 
 _PROMPT = ("raw", "tools")
-_REQUEST = ("salt", "store", "choice", "prompt_logprobs")
-_OTHERS = {*_PROMPT, *_REQUEST, "template_kwargs", "is_cancelled", "on_progress"}
-_FLAGS = ("raw", "store", "prompt_logprobs", "truncate", "normalize")
+_REQUEST = {name: name for name in ("salt", "keep_state", "choice")} | {"prompt_logprobs": "scores_prompt"}  # as in Request
+_EARLIER = {"store": "keep_state"}  # names that are still taken
+_OTHERS = {*_PROMPT, *_REQUEST, *_EARLIER, "template_kwargs", "is_cancelled", "on_progress"}
+_FLAGS = ("raw", "keep_state", "store", "prompt_logprobs", "truncate", "normalize")
 _CALLBACKS = ("is_cancelled", "on_progress")
 _NOT_FOR_TEMPLATES = {"chat_template", "continue_final_message", "limit", "messages", "prompt", "self", *_PROMPT}
-_SAMPLING = {each.name for each in fields(SamplingParams)}
-
-
-class SamplingOptions(TypedDict, total=False):
-    """The fields of `SamplingParams`, as keywords."""
-
-    max_tokens: int | None
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repeat_penalty: float
-    repeat_last_n: int
-    presence_penalty: float
-    frequency_penalty: float
-    seed: int | None
-    stop: str | Sequence[str]
-    ignore_eos: bool
-    loop_guard: bool
-    logprobs: int | None
-    format: Literal["json"] | dict[str, Any] | None
-    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
 
 
 class PrefixOptions(TypedDict, total=False):
-    """How messages become token ids, and whose tree they belong to.
-
-    `salt` names a tenant: equal prompts under two salts share nothing. `tools` and `template_kwargs` are for the chat
-    template.
-    """
+    """How messages become token ids, and in which tree: equal prompts under two salts share nothing."""
 
     salt: str
     tools: Sequence[Mapping[str, Any]] | None
@@ -55,59 +29,57 @@ class PrefixOptions(TypedDict, total=False):
 
 
 class PromptOptions(PrefixOptions, total=False):
-    """How a prompt of any kind becomes token ids. `raw` takes a text as it stands, without the chat template."""
+    """How a prompt of any kind becomes token ids. `raw` takes a text without the chat template."""
 
     raw: bool
 
 
 class SharedOptions(SamplingOptions, PrefixOptions, total=False):
-    """What chats and requests of every kind may say.
+    """Options of chats and all requests.
 
-    With `store=False` nothing of a request is kept. With `prompt_logprobs` the tokens of the prompt are scored, too.
+    `keep_state=False` keeps nothing, as does its earlier name `store`; `prompt_logprobs` scores the prompt's tokens, too.
     """
 
+    keep_state: bool
     store: bool
     prompt_logprobs: bool
 
 
 class ChatOptions(SharedOptions, total=False):
-    """What a chat may say of all its requests. `choice` numbers several answers to one prompt with one seed."""
+    """Options of a chat for all its requests. `choice` numbers several answers to one prompt with one seed."""
 
     choice: int
 
 
 class SendAllOptions(SharedOptions, total=False):
-    """What may be said with a message to several chats.
+    """Options of a message to several chats.
 
-    `is_cancelled` is asked by the thread or task that waits for the answers. If it returns True, they end where they are;
-    what it raises ends the requests and is raised there.
+    The thread or task that waits for the answers calls `is_cancelled`. If it returns True, they end where they are; if it
+    raises, the requests end, and the error is raised there.
     """
 
     is_cancelled: Callable[[], bool] | None
 
 
 class SendOptions(ChatOptions, SendAllOptions, total=False):
-    """What may be said with a message to one chat.
-
-    `on_progress(done, total)` is told how many tokens of the prompt are done, by the thread or task that waits.
-    """
+    """Options of a message to one chat. The waiting thread or task calls `on_progress(done, total)`, in prompt tokens."""
 
     on_progress: Callable[[int, int], None] | None
 
 
 class BatchOptions(SendAllOptions, PromptOptions, total=False):
-    """Everything that several requests may say together besides their prompts."""
+    """All options of several requests together."""
 
 
 class RequestOptions(SendOptions, BatchOptions, total=False):
-    """Everything that one request may say besides its prompt."""
+    """All options of one request."""
 
 
 class EmbedOptions(TypedDict, total=False):
     """How texts become vectors.
 
-    `dimensions` keeps the first so many numbers of each vector; by default all. A text that is too long is cut, or with
-    `truncate=False` raises PromptTooLong. `normalize=False` leaves out scaling to length 1. `salt` is as in a prompt.
+    `dimensions` keeps the first numbers of each vector; by default all. A text that is too long is cut, or with
+    `truncate=False` raises PromptTooLong. `normalize=False` leaves out scaling to length 1.
     """
 
     dimensions: int | None
@@ -117,14 +89,13 @@ class EmbedOptions(TypedDict, total=False):
 
 
 class LoadOptions(TypedDict, total=False):
-    """The settings, as keywords of `load`. Sizes may be texts such as "2GB", times such as "12h"."""
+    """The settings as keywords of `load`. Sizes may be texts such as "2GB", times such as "12h"."""
 
     engine: Literal["auto", "torch", "mlx"]
     device: str
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
-    graphs: Literal["auto", "wait", "off"]
-    weights: Literal["auto", "packed", "float32", "q8_0", "q4_0", "int4"]
-    attention: str
+    weights: Literal["auto", "packed", "float32", "q8_0", "q4_0"]
+    activations: Literal["exact", "int8"]
     threads: int
     context: int
     lanes: int
@@ -138,23 +109,20 @@ class LoadOptions(TypedDict, total=False):
     disk_free: int | str
     disk_ttl: float | str | None
     store: str
-    store_secret: str
     store_secret_file: str | Path | None
     store_budget: int | str | None
     store_ttl: float | str | None
     salt_share: float
     trust_remote_code: bool
-    watchdog: float | str
     verify_cache: float
-    index_url: str
     data_folder: str | Path
     cache_folder: str | Path
 
 
 def check_chat_options(given: Mapping[str, Any], allowed: type[ChatOptions] = ChatOptions) -> None:
-    """Raise RequestError if these are not options of a chat, or of what is sent in one."""
+    """Raise RequestError if these are not options of a chat, or of a message in one."""
     check_options(given, allowed.__annotations__)
-    make_params(None, {name: value for name, value in given.items() if name in _SAMPLING})
+    make_params(None, {name: value for name, value in given.items() if name in PARAMETERS})
 
 
 def check_options(given: Mapping[str, Any], known: Collection[str]) -> None:
@@ -177,14 +145,13 @@ def _check_names(given: Mapping[str, Any], known: Collection[str]) -> None:
 
 
 def check_count(name: str, value: Any) -> None:
-    """Raise RequestError if this is not a whole number from 1 on."""
     if not isinstance(value, int) or value < 1:
         raise RequestError(f"{name} is {value!r}, and must be a whole number of at least 1")
 
 
 def make_params(params: SamplingParams | None, given: Mapping[str, Any]) -> SamplingParams:
     """The parameters of a request from one object or from single options. Raises RequestError if they are wrong."""
-    _check_names(given, _SAMPLING)
+    _check_names(given, PARAMETERS)
     if params is not None and not isinstance(params, SamplingParams):
         raise RequestError(f"params is a {type(params).__name__}, and must be SamplingParams")
     if params is not None and given:
@@ -193,35 +160,35 @@ def make_params(params: SamplingParams | None, given: Mapping[str, Any]) -> Samp
 
 
 def sampling_of(params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
-    """The parameters of a request from one object, or from those of its options that are no others.
-
-    Raises RequestError if one of the options is unknown or wrong.
-    """
+    """The parameters of a request from one object or from its options. Raises RequestError for an unknown or wrong one."""
     check_options(options, RequestOptions.__annotations__)
     return make_params(params, {name: value for name, value in options.items() if name not in _OTHERS})
 
 
 def request_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that a request has besides its prompt, its sampling and its callbacks. Raises RequestError."""
+    """The fields of a `Request` besides its prompt, its sampling and its callbacks. Raises RequestError."""
     if type(options.get("choice", 0)) is not int:
         raise RequestError(f"choice is {options['choice']!r:.80}, and must be a whole number")
-    return {name: options[name] for name in _REQUEST if name in options}
+    options = with_present_names(options)
+    return {field: options[name] for name, field in _REQUEST.items() if name in options}
+
+
+def with_present_names(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with their present names instead of earlier ones. Raises RequestError if one is given by both names."""
+    if both := [name for name, present in _EARLIER.items() if name in options and present in options]:
+        raise RequestError(f"give {_EARLIER[both[0]]} alone: {both[0]} is its earlier name")
+    return {_EARLIER.get(name, name): value for name, value in options.items()}
 
 
 def template_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that say how a prompt is encoded. Raises RequestError for tools or values that cannot be ones."""
+    """The options for encoding a prompt. Raises RequestError for wrong tools or values."""
     _check_tools(options.get("tools") or ())
-    _check_template_kwargs(options.get("template_kwargs") or {})
-    named = {name: options[name] for name in _PROMPT if name in options}
-    return named | dict(options.get("template_kwargs") or {})
-
-
-def _check_template_kwargs(given: Any) -> None:
-    """Raise RequestError if these are no values for a chat template, or have the name of something else."""
+    given: Any = options.get("template_kwargs") or {}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise RequestError(f"template_kwargs is {given!r:.80}, and must be a mapping from names to values")
     if taken := sorted(_NOT_FOR_TEMPLATES & set(given)):
         raise RequestError(f"template_kwargs has {', '.join(taken)}, which is no value for a chat template")
+    return {name: options[name] for name in _PROMPT if name in options} | dict(given)
 
 
 def _check_tools(tools: Any) -> None:
@@ -238,7 +205,7 @@ def _check_tools(tools: Any) -> None:
 
 
 def number_choices(n: int, options: RequestOptions) -> list[RequestOptions]:
-    """The options of each of n answers to one prompt: they differ in the number of the choice."""
+    """The options of each of n answers to one prompt, which differ in the number of the choice."""
     check_count("n", n)
     first = options.get("choice", 0)
     return [{**options, "choice": first + number} for number in range(n)]

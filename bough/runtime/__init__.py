@@ -1,6 +1,6 @@
 """A loaded model at work: engine, tokenizer, cache and the engine's thread, wired together."""
 
-from bough.runtime.encoder_runtime import EncoderRuntime
+from bough.runtime.embedding import EncoderRuntime
 from bough.runtime.loading import (
     Advise,
     describe_kernels,
@@ -13,6 +13,7 @@ from bough.runtime.loading import (
     load_shape,
     make_engine,
     make_shape,
+    weights_bytes,
 )
 from bough.runtime.runtime import Runtime
 
@@ -30,4 +31,5 @@ __all__ = [
     "load_shape",
     "make_engine",
     "make_shape",
+    "weights_bytes",
 ]

@@ -9,26 +9,31 @@ from __future__ import annotations
 import _thread
 import os
 import threading
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 
 from bough.errors import EngineError, RequestError
-from bough.scheduling.worker import Worker
+from bough.scheduling.worker import Worker, require_process
 
 
-class EngineThread:
-    """Makes the worker of a model, and closes it. `release` is called in its place if it was never made."""
+class EngineOwner(ABC):
+    """A loaded model with the thread that alone uses its engine. Close it, however its use ends."""
 
-    def __init__(self, make_worker: Callable[[], Worker], release: Callable[[], None]) -> None:
-        self._make_worker = make_worker
-        self._release = release
+    def __init__(self) -> None:
         self._worker: Worker | None = None
         self._starting = threading.Lock()
         self._process_id = os.getpid()
         self._is_closed = False
 
+    @abstractmethod
+    def _make_worker(self) -> Worker: ...
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Free the model. The worker calls it before it ends; if none was made, `close` does."""
+
     @property
     def worker(self) -> Worker:
-        """The worker, which is started now if it was not before. Raises RequestError after `close` and in a fork."""
+        """The engine's thread, started at the first use. Raises RequestError after `close` and in a forked process."""
         if self._worker is None:
             self.require_open()
             starter = threading.Thread(target=self._start, name="bough-start")  # which Ctrl-C does not interrupt
@@ -41,11 +46,7 @@ class EngineThread:
 
     def require_open(self) -> None:
         """Raise RequestError if the model is closed, or was loaded by the process of which this is a fork."""
-        if os.getpid() != self._process_id:
-            raise RequestError(
-                f"the model was loaded by the process {self._process_id}, and this is {os.getpid()}: "
-                "a forked process must load it for itself"
-            )
+        require_process(self._process_id)
         if self._is_closed:
             raise RequestError("the runner is closed")
 
@@ -55,7 +56,7 @@ class EngineThread:
                 self._worker = self._make_worker()
 
     def close(self) -> None:
-        """End what runs, and wait until the model is released. A second call does nothing."""
+        """End the requests, save the tree, release the model, and wait. Does nothing twice, or in a forked process."""
         if os.getpid() != self._process_id:
             return
         with self._starting:

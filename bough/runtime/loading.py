@@ -1,14 +1,15 @@
 """From a name and settings to a runtime: finds the files, chooses the engine and loads the model.
 
-Models that generate text have a `Runtime`, encoders (embedders and rerankers) an `EncoderRuntime`. This is the only module
-that imports an engine.
+This is the only module that imports an engine.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +17,29 @@ from bough import models
 from bough.config import Settings, limit_thread_spinning, load_settings
 from bough.engines.choice import choose_engine, find_installed
 from bough.engines.contract import EncoderEngine, Engine, EngineMaker, ReportProgress
-from bough.engines.torch.cpu.library import explain_missing_isa, load_kernels
-from bough.errors import KernelsMissing, ModelNotFound, SettingsError, UnsupportedModel
+from bough.engines.torch.cpu.library import TYPES, explain_missing_isa, load_kernels
+from bough.errors import KernelsMissing, ModelNotFound, UnsupportedModel
 from bough.models import Announce
-from bough.models.encoders.files import EmbedderFiles, RerankerFiles, read_embedder, read_reranker
-from bough.models.encoders.kinds import ModelKind, find_kind
+from bough.models.encoders.files import EmbedderFiles, ModelKind, RerankerFiles, find_kind, read_embedder, read_reranker
 from bough.models.encoders.tokenizer import load_encoder_tokenizer
 from bough.models.files import ModelFiles
 from bough.models.sources import GgufSupport
 from bough.models.tokenizer import Tokenizer, load_tokenizer
-from bough.runtime.encoder_runtime import EncoderRuntime
+from bough.models.weights.packed import PackedFile, read_packed
+from bough.runtime.embedding import EncoderRuntime
 from bough.runtime.runtime import Runtime
 from bough.runtime.tiers import open_tiers
 from bough.scheduling.worker import Limits
-from bough.system.distribution import install_command
+from bough.system.distribution import find_untested, install_command
 from bough.system.processes import without_gc
-from bough.system.tested_versions import find_untested
 from bough.types import Progress
 
 log = logging.getLogger(__name__)
 
-_MAY_BE_PACKED = ("auto", "packed")  # of the setting weights: the others never read packed weights
-
 Advise = Callable[[str], None]
-"""Called at each load with what the user should know: no reuse, untested libraries, how the model could be faster here."""
+"""Called at each load with advice: no reuse, untested libraries, how the model could be faster here."""
 
+_HALF_TYPES = ("bfloat16", "float16")
 _LIBRARIES = {"torch": ("torch", "transformers"), "mlx": ("mlx", "mlx-lm")}
 
 
@@ -51,15 +50,12 @@ def load_runtime(
     advise: Advise | None = None,
     limits: Limits | None = None,
 ) -> Runtime:
-    """Load a model that generates text and is on this machine. Raises UnsupportedModel for encoders.
-
-    `advise` is called with what the user should know about it; without `advise`, that is logged.
-    """
+    """Load a model that generates text. Without `advise`, advice is logged. Raises UnsupportedModel for encoders."""
     files = models.convert_if_needed(files, settings, gguf_support(settings), progress)
     engine = make_engine(files, settings, progress)
     for line in (*find_limits(files, engine, settings), find_advice(files, engine, settings)):
         if line:
-            (advise or _log_advice)(line)
+            (advise or partial(log.warning, "%s"))(line)
     tokenizer = load_tokenizer(files, settings.trust_remote_code)
     return Runtime(engine, tokenizer, settings, files, open_tiers(engine, files, settings, progress), limits)
 
@@ -109,9 +105,9 @@ def find_model(
 
 
 def _note_overlay(name: str, settings: Settings) -> None:
-    """Say that what a created model adds is not used here: only a server reads it."""
+    """Log that the overlay of a created model is not used here: only a server reads it."""
     try:
-        alias = models.Store(settings.models_folder).find_alias(name)
+        alias = models.ModelFolder(settings.models_folder).find_alias(name)
     except ModelNotFound:
         return  # a path
     if alias is not None and not alias.overlay.is_empty:
@@ -119,17 +115,16 @@ def _note_overlay(name: str, settings: Settings) -> None:
 
 
 def gguf_support(settings: Settings) -> GgufSupport:
-    """What can be done here with GGUF files, for the engine that the settings ask for. Imports no engine."""
+    """What the engine of the settings can do with GGUF files. Imports no engine."""
     try:
         engine = choose_engine(settings)
     except UnsupportedModel as error:  # fetching safetensors needs no engine: only a GGUF file raises this
         return GgufSupport(False, False, str(error))
-    may_pack = settings.weights in _MAY_BE_PACKED
-    return GgufSupport(is_readable=engine == "mlx", is_convertible="torch" in find_installed(), may_pack=may_pack)
+    return GgufSupport(is_readable=engine == "mlx", is_convertible="torch" in find_installed())
 
 
 def find_limits(files: ModelFiles, engine: Engine, settings: Settings) -> list[str]:
-    """What a loaded model cannot do here, and why: libraries in untested versions, and no reuse although it is wanted."""
+    """Warnings about a loaded model: libraries in untested versions, and no reuse although it is wanted."""
     can, found = engine.capabilities, []
     if untested := find_untested(*_LIBRARIES.get(engine.info.name, ())):
         found.append(f"{files.name} runs on {' and '.join(untested)}; what the self-check found right is used")
@@ -141,8 +136,7 @@ def find_limits(files: ModelFiles, engine: Engine, settings: Settings) -> list[s
 def find_advice(files: ModelFiles, engine: Engine, settings: Settings) -> str:
     """How a loaded model could be faster on this machine, in a sentence; "" if nothing is known.
 
-    Only about what a user can change and did not choose: kernels that are missing, and a model that was converted without
-    its packed weights.
+    It names only what a user can change and did not choose: missing kernels.
     """
     info = engine.info
     if not (info.name == "torch" and info.is_on_cpu and info.dtype == "float32" and settings.weights == "auto"):
@@ -152,42 +146,36 @@ def find_advice(files: ModelFiles, engine: Engine, settings: Settings) -> str:
     except KernelsMissing as missing:
         slow = f"{files.name} runs in float32 without kernels for this CPU, several times slower than with them"
         return f"{slow} ({missing.reason})" + (f": {missing.todo}" if missing.todo else "")
-    return models.why_not_packed(files)
-
-
-def _log_advice(advice: str) -> None:
-    log.warning("%s", advice)
+    return ""
 
 
 def describe_kernels() -> str:
-    """The instruction set for which there are CPU kernels, and what keeps them from a better one. Imports no engine.
-
-    Raises KernelsMissing if there are none.
-    """
+    """The instruction set of the CPU kernels, and why no better one. Imports no engine. Raises KernelsMissing."""
     title, why = load_kernels().title, explain_missing_isa()
     return f"{title} ({why})" if why else title
 
 
 def make_engine(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> Engine:
-    """The engine that the settings ask for, with the model loaded. Damaged files are found before the engine reads them."""
-    _require_generator(files)
-    engine = _import_engine(settings)
-    models.check_weights(files)
-    if engine.uses_packed(settings):
-        _check_packed(files, settings, progress)
-    with _reporting(progress) as report:
-        return engine.load(files.folder, settings, report)
-
-
-def _require_generator(files: ModelFiles) -> None:
+    """Load a model into the engine of the settings. Damaged files are found before the engine reads them."""
     kind = find_kind(files)
     if kind is not ModelKind.GENERATOR:
         raise UnsupportedModel(f"the model {files.name} {kind.value}, and generates no text")
+    engine = _import_engine(settings)
+    models.check_weights(files)
+    models.check_packed(files, settings, progress)
+    with _reporting(progress) as report:
+        loaded = engine.load(files.folder, settings, report)
+    try:
+        models.check_packed(files, settings, progress)  # again, in case its file was replaced while it was read
+    except Exception:
+        loaded.close()
+        raise
+    return loaded
 
 
 @contextmanager
 def _reporting(progress: Progress | None) -> Iterator[ReportProgress | None]:
-    """What an engine calls at each stage of a load; None if nobody is to be told."""
+    """The function that an engine calls at each stage of a load; None without `progress`."""
     if progress is None:
         yield None
         return
@@ -197,28 +185,18 @@ def _reporting(progress: Progress | None) -> Iterator[ReportProgress | None]:
         progress.finish()
 
 
-def _check_packed(files: ModelFiles, settings: Settings, progress: Progress | None) -> None:
-    """Find damaged packed weights, and those that the user asked for and that are not there, before the engine starts."""
-    packed = models.check_packed(files, settings, progress)
-    why_not = models.why_not_packed(files) if packed is None and settings.weights == "packed" else ""
-    if why_not:
-        raise SettingsError(f"weights is 'packed', and {why_not}")
-
-
 def load_shape(config: dict[str, Any], **settings: Any) -> Runtime:
-    """Make a model with random weights from a transformers configuration, for benchmarks without real weights."""
+    """Make a model with random weights from a transformers configuration, for benchmarks."""
     chosen = load_settings(settings)
     engine = make_shape(config, chosen)
     return Runtime(engine, Tokenizer(None), chosen, tiers=open_tiers(engine, None, chosen))
 
 
 def make_shape(config: dict[str, Any], settings: Settings) -> Engine:
-    """The engine of a model with random weights, as `load_shape` makes it."""
     return _import_engine(settings).load_shape(config, settings)
 
 
 def _import_engine(settings: Settings) -> EngineMaker:
-    """Import the class of the engine that the settings ask for."""
     name = choose_engine(settings)
     limit_thread_spinning()
     with _importing(name):
@@ -235,7 +213,7 @@ def _import_engine(settings: Settings) -> EngineMaker:
 def _load_encoder_engine(
     files: ModelFiles, description: EmbedderFiles | RerankerFiles, settings: Settings, report: ReportProgress | None
 ) -> EncoderEngine:
-    """The encoder on torch, the only engine that runs encoders. Raises UnsupportedModel if it cannot be used here."""
+    """Load an encoder on torch, the only engine for encoders. Raises UnsupportedModel if it cannot be used here."""
     if settings.engine not in ("auto", "torch") or "torch" not in find_installed():
         why = f"the setting engine is {settings.engine!r}" if settings.engine == "mlx" else "torch is not installed"
         raise UnsupportedModel(f"the encoder {files.name} needs the engine torch, and {why}: {install_command('torch')}")
@@ -256,3 +234,36 @@ def _importing(name: str) -> Iterator[None]:
         if (error.name or "").startswith("bough"):
             raise
         raise UnsupportedModel(f"the engine {name} cannot be used: {error}; {install_command(name)}") from error
+
+
+def weights_bytes(files: ModelFiles, settings: Settings, is_on_cpu: bool) -> int:
+    """The memory of the weights, estimated from the files. On a CPU without kernels for their types they become float32.
+
+    Raises UnsupportedModel if the table of a GGUF model is damaged.
+    """
+    is_packed = is_on_cpu and settings.weights in ("auto", "packed") and settings.dtype in ("auto", "float32")
+    is_packed = is_packed and _has_kernels()
+    becomes_float32 = not is_packed and (settings.dtype == "float32" or (settings.dtype == "auto" and is_on_cpu))
+    table = read_packed(files.folder) if files.is_packed else None
+    if table is not None:
+        return _table_bytes(table, is_packed, 4 if is_packed or becomes_float32 else 2)
+    size = sum(file.stat().st_size for file in files.weights)
+    kept = files.config.get("dtype") or files.config.get("torch_dtype")
+    return 2 * size if kept in _HALF_TYPES and becomes_float32 else size
+
+
+def _table_bytes(table: PackedFile, is_packed: bool, number_bytes: int) -> int:
+    """Weights of types that kernels know keep their size in the file; others take `number_bytes` a number."""
+    each_once = {tensor.rows: tensor for tensor in table.tensors.values()}.values()
+    return sum(
+        tensor.num_rows * tensor.row_bytes if is_packed and tensor.type in TYPES else number_bytes * math.prod(tensor.shape)
+        for tensor in each_once
+    )
+
+
+def _has_kernels() -> bool:
+    try:
+        load_kernels()
+    except KernelsMissing:
+        return False
+    return True

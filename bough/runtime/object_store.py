@@ -1,10 +1,10 @@
-"""Stores of objects by their URL: S3 and what speaks like it, Google's, Azure's, a folder, or memory, through obstore.
+"""Object stores by their URL, through obstore: S3 and compatible ones, Google's, Azure's, a folder, or memory.
 
-Every call ends within a bounded time: it is tried once more at most, because a store that is slow is of no use to a
-request that could compute. Credentials come from where obstore looks for them, the environment above all.
+Every call ends within a bounded time and is retried at most once, because a slow store is of no use to a request that could
+compute. obstore finds the credentials, above all in the environment.
 
-In a folder only plain files in plain folders are objects. obstore follows links, out of the folder too, and opens pipes,
-which waits for ever: so each key is looked at first. Who can write the folder could still put a link there in between.
+In a folder only plain files in plain folders are objects. obstore follows links, even out of the folder, and opens pipes,
+which waits for ever: so each key is checked first. Whoever can write the folder could still add a link in between.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bough.cache.store import Listed, NotPlain, Stored, StoreError
+from bough.cache.store import ListedObject, NotPlain, StoredObject, StoreError
 from bough.cache.tree.state import Buffer
 from bough.errors import SettingsError
 from bough.system.distribution import install_command
@@ -29,12 +29,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 10
 CONNECT_S = 3
 
-_KINDS = {
-    stat.S_IFREG: "a file",
-    stat.S_IFDIR: "a folder",
-    stat.S_IFLNK: "a symbolic link",
-    stat.S_IFIFO: "a named pipe",
-}
+_KINDS = {stat.S_IFREG: "a file", stat.S_IFDIR: "a folder", stat.S_IFLNK: "a symbolic link", stat.S_IFIFO: "a named pipe"}
 
 
 class UrlStore:
@@ -48,15 +43,15 @@ class UrlStore:
             raise SettingsError(f"store is {url!r}, and needs the package obstore: {install_command('store')}") from error
         self._api, self._errors = obstore, exceptions
         self._not_found = (FileNotFoundError, exceptions.NotFoundError)
+        self._conflicts = (exceptions.AlreadyExistsError, exceptions.PreconditionError)
         try:
             self._folder = _find_folder(url)
             self._store = _open(url, self._folder, options)
         except Exception as error:  # whatever it raises for a URL that it does not know
             raise SettingsError(f"store is {url!r}, which cannot be opened: {_first_line(error)}") from error
 
-    def get(self, key: str, max_bytes: int) -> Stored | None:
-        with self._translating():
-            self._require_plain(key)
+    def get(self, key: str, max_bytes: int) -> StoredObject | None:
+        with self._translating(key):
             try:
                 found = self._api.get(self._store, key)
                 meta = found.meta
@@ -64,36 +59,32 @@ class UrlStore:
             except self._not_found:
                 return None
             tag = meta["e_tag"] or meta["version"] or ""
-            return Stored(content, meta["size"], meta["last_modified"].timestamp(), tag)
+            return StoredObject(content, meta["size"], meta["last_modified"].timestamp(), tag)
 
-    def head(self, key: str) -> Listed | None:
-        with self._translating():
-            self._require_plain(key)
+    def head(self, key: str) -> ListedObject | None:
+        with self._translating(key):
             try:
                 return _listed(self._api.head(self._store, key))
             except self._not_found:
                 return None
 
     def put(self, key: str, content: Buffer) -> None:
-        with self._translating():
-            self._require_plain(key)
+        with self._translating(key):
             self._api.put(self._store, key, content, use_multipart=False)
 
     def put_new(self, key: str, content: Buffer) -> bool:
-        with self._translating():
-            self._require_plain(key)
+        with self._translating(key):
             try:
                 self._api.put(self._store, key, content, mode="create", use_multipart=False)
-            except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
+            except self._conflicts:
                 return False
             return True
 
     def replace(self, key: str, content: Buffer, tag: str) -> bool:
-        with self._translating():
-            self._require_plain(key)
+        with self._translating(key):
             try:
                 self._api.put(self._store, key, content, mode={"e_tag": tag}, use_multipart=False)
-            except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
+            except self._conflicts:
                 return False
             except (NotImplementedError, self._errors.NotSupportedError):  # a folder has no conditional writes
                 held = self.get(key, 0)
@@ -102,15 +93,13 @@ class UrlStore:
                 self.put(key, content)
             return True
 
-    def list(self, prefix: str) -> Iterator[Sequence[Listed]]:
+    def list(self, prefix: str) -> Iterator[Sequence[ListedObject]]:
         with self._translating():
             for page in self._api.list(self._store, prefix.rstrip("/"), chunk_size=1000):
                 yield [_listed(meta) for meta in page if self._find_obstacle(meta["path"]) is None]
 
     def delete(self, keys: Sequence[str]) -> None:
-        with self._translating():
-            for key in keys:
-                self._require_plain(key)
+        with self._translating(*keys):
             try:
                 self._api.delete(self._store, list(keys))
             except self._not_found:
@@ -118,12 +107,8 @@ class UrlStore:
                     with contextlib.suppress(*self._not_found):
                         self._api.delete(self._store, key)
 
-    def _require_plain(self, key: str) -> None:
-        if obstacle := self._find_obstacle(key):
-            raise NotPlain(obstacle)
-
     def _find_obstacle(self, key: str) -> str | None:
-        """What is not a plain file, or not a plain folder above it, on the way to a key in a folder; None if all is."""
+        """The first part of the path of a key that is not a plain file or folder, in words; None if there is none."""
         if self._folder is None:
             return None
         path, parts = self._folder, key.split("/")
@@ -138,16 +123,18 @@ class UrlStore:
         return None
 
     @contextlib.contextmanager
-    def _translating(self) -> Iterator[None]:
-        """Turn whatever fails into StoreError."""
+    def _translating(self, *keys: str) -> Iterator[None]:
+        """Translate every error to StoreError. Raises NotPlain for a key that is no plain file in plain folders."""
         try:
+            for obstacle in filter(None, map(self._find_obstacle, keys)):
+                raise NotPlain(obstacle)
             yield
         except (self._errors.BaseError, OSError, ValueError, NotImplementedError) as error:
             raise StoreError(_first_line(error)) from error
 
 
 def _find_folder(url: str) -> Path | None:
-    """The folder that a URL or a path names; None for a URL of another kind. Raises ValueError for neither."""
+    """The folder of a URL or path; None for a URL of another kind. Raises ValueError for neither."""
     if not url.startswith("file://") and "://" in url:
         return None
     if "://" not in url and re.match("[A-Za-z][A-Za-z0-9+]+:", url):
@@ -159,7 +146,7 @@ def _open(url: str, folder: Path | None, options: dict[str, Any]) -> AnyStore:
     from obstore.store import LocalStore, from_url
 
     if folder is not None:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # whoever shall read it too is let in by its owner
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # its owner grants others access
         return LocalStore(folder)
     if url.startswith("memory:"):
         return from_url(url)
@@ -168,10 +155,9 @@ def _open(url: str, folder: Path | None, options: dict[str, Any]) -> AnyStore:
     return from_url(url, client_options=client, retry_config=retries, **options)  # type: ignore[call-overload, no-any-return]
 
 
-def _listed(meta: Any) -> Listed:
-    return Listed(meta["path"], meta["size"], meta["last_modified"].timestamp())
+def _listed(meta: Any) -> ListedObject:
+    return ListedObject(meta["path"], meta["size"], meta["last_modified"].timestamp())
 
 
 def _first_line(error: BaseException) -> str:
-    """What went wrong, without what obstore adds for its developers."""
     return str(error).strip().partition("\n")[0] or repr(error)

@@ -1,8 +1,8 @@
 """The tiers below the device, opened for one model: host memory, the tree's folder on disk, and a store that is shared.
 
 A tree that another process uses, or whose folder cannot be written, is only read, until this process ends. If it cannot
-even be read, the model runs without a disk. Either is logged once, with the reason, and shown in the statistics. The shared
-store is asked for nothing here: one that does not answer is found out later, and left alone then.
+even be read, the model runs without a disk. Either is logged once, with the reason, and shown in the statistics. Nothing is
+read from the shared store here: a store that does not answer is found later, and not used then.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 def open_tiers(
     engine: Engine, files: ModelFiles | None, settings: Settings, progress: Progress | None = None
 ) -> Tiers | None:
-    """The tiers below the device for this model, as the settings say; None if there are none."""
+    """The tiers below the device for this model; None if there are none."""
     if not settings.cache or not engine.capabilities.can_reuse or not engine.groups:
         return None
     host_bytes = 0
@@ -62,10 +62,7 @@ def open_tiers(
 def open_shared(
     engine: Engine, files: ModelFiles, settings: Settings, progress: Progress | None = None
 ) -> SharedStore | None:
-    """The model's part of the store that machines share; None without one.
-
-    Raises SettingsError if the settings cannot be used, ModelError if the model's files cannot be read.
-    """
+    """The model's part of the store that machines share; None without one. Raises SettingsError or ModelError."""
     if not settings.store:
         return None
     objects, secret = UrlStore(settings.store), read_cluster_secret(settings)
@@ -83,7 +80,7 @@ def open_shared(
 
 
 def clear_shared(settings: Settings, mark: str) -> None:
-    """Delete what the shared store has of the model with this fingerprint, if there is a store. Raises StoreError."""
+    """Delete the objects of the model with this fingerprint from the shared store, if there is one. Raises StoreError."""
     if settings.store:
         clear_model(UrlStore(settings.store), mark, secrets.token_hex(8), time.time)
 
@@ -101,7 +98,7 @@ def _open_disk(engine: Engine, files: ModelFiles, settings: Settings, progress: 
     if not folder.exists():
         _note_outdated(settings, files.name, inputs, engine.info.code)
     open_tree = partial(
-        Disk.open,
+        Disk,
         folder,
         fingerprint=mark,
         model=files.name,
@@ -122,7 +119,7 @@ def _open_disk(engine: Engine, files: ModelFiles, settings: Settings, progress: 
 
 
 def _find_folder(settings: Settings, name: str, mark: str) -> Path:
-    """The folder of a model's tree; if there is none of its name, a free one that it has under another."""
+    """The folder of a model's tree; without one of its name, a free one that the model has under another name."""
     own = tree_folder(settings, name, mark)
     if own.exists():
         return own
@@ -132,10 +129,7 @@ def _find_folder(settings: Settings, name: str, mark: str) -> Path:
 
 
 def _note_outdated(settings: Settings, name: str, inputs: str, code: EngineCode) -> None:
-    """Say which trees of the same model, with the same settings, are not used because other code computed them.
-
-    They stay as they are until their room is needed: going back to that code finds them again.
-    """
+    """Log the trees of the same model and settings by other code, which stay until their room is needed."""
     held = [tree for tree in list_trees(settings.trees_folder) if tree.nbytes and not tree.problem]
     for tree in held:
         if tree.inputs == inputs or (tree.model == name and not tree.computed_by):
@@ -149,14 +143,14 @@ def _note_outdated(settings: Settings, name: str, inputs: str, code: EngineCode)
 
 
 def describe_full(settings: Settings) -> str:
-    """That the disk is too full for trees, with the numbers."""
+    """A message that the disk is too full for trees."""
     free_bytes = free_disk_bytes(settings.trees_folder)
     numbers = f"{free_bytes:,} bytes are free, and {settings.disk_free:,} must stay free (disk_free)"
     return f"the disk of {settings.trees_folder} is full: {numbers}"
 
 
 def disk_budget_bytes(settings: Settings) -> int:
-    """The bytes that all trees on disk may take together. A default counts what they take already as free."""
+    """The most bytes of all trees on disk together. The default counts the bytes that they already take as free."""
     if settings.disk is not None:
         return settings.disk
     held_bytes = sum(tree.nbytes + tree.index_bytes for tree in list_trees(settings.trees_folder))
@@ -164,12 +158,12 @@ def disk_budget_bytes(settings: Settings) -> int:
 
 
 def _add_code(inputs: str, code: EngineCode) -> str:
-    """The fingerprint of state: of all that it is computed from, and of the code that computes it."""
+    """The fingerprint of state: of its inputs, and of the code that computes it."""
     return hashlib.sha256(f"{inputs} {code.versions} {code.source_hash}".encode()).hexdigest()
 
 
 def _facts(engine: Engine) -> dict[str, str]:
-    """The properties of the engine that the content of pages depends on, but for its code."""
+    """The properties of the engine that the content of pages depends on, except its code."""
     groups = [f"{g.kind.value} {g.bytes_per_token} {g.state_bytes} {g.window}" for g in engine.groups]
     info = engine.info
     return {"engine": info.name, "dtype": info.weights, "page_tokens": str(PAGE_TOKENS), "groups": "; ".join(groups)}

@@ -1,6 +1,6 @@
-"""Which waiting request gets the next lane.
+"""Chooses the waiting request that gets the next lane.
 
-The one with the least to compute goes first, of the tenant with the fewest running requests; one that was passed over
+Of the tenants with the fewest running requests, the one with the least to compute goes first; one that was passed over
 `MAX_PASSED` times goes before it. A request waits while another one, its leader, computes a prefix that both share.
 """
 
@@ -11,15 +11,11 @@ from collections.abc import Iterable, Sequence
 
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.tree.tokens import common_prefix
-from bough.scheduling.job import Job, Reusable
+from bough.scheduling.job import Job, ReusableTokens
 
-MIN_SHARED_TOKENS = 256
-"""A request waits for a prefix that another computes only if that had to compute at least so many tokens of it."""
-
+MIN_SHARED_TOKENS = 256  # to compute by the leader, for which a request waits
 MAX_PASSED = 8
-
-MAX_CANDIDATES = 64
-"""Of each tenant, so many of the oldest requests that wait are looked at: the cost of a choice does not grow further."""
+MAX_CANDIDATES = 64  # the oldest waiting requests of each tenant, which bound the cost of a choice
 
 
 class Admission:
@@ -29,43 +25,40 @@ class Admission:
         self._cache = cache
 
     def choose(self, waiting: Sequence[Job], running: Sequence[Job], starting: Sequence[Job]) -> Job | None:
-        """The next request for a lane, of those that do not wait for a shared prefix; older ones are passed over.
-
-        Tenants with the fewest running requests go first, so that one tenant that fills the queue does not get every lane.
-        """
+        """The next request for a lane, of those that do not wait for a shared prefix; older ones are passed over."""
         ready = [job for job in _oldest(waiting) if self._leader_of(job, starting) is None]
         if not ready:
             return None
         busy = Counter(job.tenant for job in running)
         fewest = min(busy[job.tenant] for job in ready)
         ready = [job for job in ready if busy[job.tenant] == fewest]
-        chosen = next((job for job in ready if job.passed >= MAX_PASSED), None) or min(ready, key=self._to_compute)
+        if len(ready) == 1:
+            return ready[0]
+        chosen = next((job for job in ready if job.passed >= MAX_PASSED), None)
+        chosen = chosen or min(ready, key=lambda job: job.num_tokens - self._known(job))
         for job in ready[: ready.index(chosen)]:
             job.passed += 1
         return chosen
 
-    def _to_compute(self, job: Job) -> int:
-        return job.num_tokens - self._known(job)
-
     def _known(self, job: Job) -> int:
-        """How many tokens of its prompt could be reused now. They are counted again only when that may have changed."""
+        """The tokens of its prompt that could be reused now, counted again only when that may have changed."""
         if not job.reuses:
             return 0
-        salt = job.generation.request.salt
+        salt = job.request.salt
         version = self._cache.reuse_version(salt)
         if job.reusable is None or job.reusable.version != version:
-            job.reusable = Reusable(version, self._cache.count_reusable(job.packed, salt))
+            job.reusable = ReusableTokens(version, self._cache.count_reusable(job.known.key, salt))
         return job.reusable.num_tokens
 
     def _shared(self, job: Job, other: Job) -> int:
-        """How many leading tokens two prompts share, compared once."""
+        """The number of leading tokens that two prompts share, compared once."""
         shared = job.shared.get(other)
         if shared is None:
-            shared = job.shared[other] = common_prefix(job.packed, other.packed)
+            shared = job.shared[other] = common_prefix(job.known.key, other.known.key)
         return shared
 
     def _leader_of(self, job: Job, starting: Sequence[Job]) -> Job | None:
-        """The running request that computes a prefix of this one, if waiting was worth it when that was first seen."""
+        """The running request that computes a prefix of this one, if waiting was worth it when it was first found."""
         if not job.reuses:
             return None
         leaders = [other for other in starting if not other.is_decoding and self._can_lead(other, job)]
@@ -73,17 +66,14 @@ class Admission:
         return job.leader
 
     def _leads(self, other: Job, job: Job) -> bool:
-        """Whether `other` will publish a prefix of `job` that is long enough to wait for.
-
-        What it has published of that so far counts, too: a request that comes late waits for the rest.
-        """
-        session = other.generation.session
+        """Whether `other` publishes a prefix of `job`, or has published a part of one, that is worth waiting for."""
+        session = other.session
         shared = min(self._shared(job, other), job.num_tokens - 1)
-        stands_at = session.cached if other.is_loading else other.generation.lane.offset
-        if stands_at >= shared:
+        reached = session.cached if other.is_loading else other.lane.offset
+        if reached >= shared:
             return False
         known = self._known(job)
-        if known <= stands_at:
+        if known <= reached:
             known = min(known, session.cached)
         is_worth_it = job.leader is other or shared - known >= MIN_SHARED_TOKENS
         if is_worth_it:
@@ -91,8 +81,8 @@ class Admission:
         return is_worth_it
 
     def _can_lead(self, other: Job, job: Job) -> bool:
-        theirs, ours = other.generation.request, job.generation.request
-        return self._cache.is_enabled and theirs.store and theirs.salt == ours.salt and not other.is_over
+        theirs, ours = other.request, job.request
+        return self._cache.is_enabled and theirs.keep_state and theirs.salt == ours.salt and not other.is_over
 
 
 def _oldest(waiting: Iterable[Job]) -> list[Job]:

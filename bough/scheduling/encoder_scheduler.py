@@ -1,70 +1,45 @@
 """Texts of many clients, encoded in batches.
 
 One thread calls `turn` in a loop. Each turn encodes one batch: the text that has waited longest, and others of similar
-length, so that there is little padding. So every text has its turn, and one turn takes a bounded time. If a batch fails,
-its texts are encoded alone, one in each turn, and only a text that fails by itself fails.
+length, for little padding. So every text has its turn, and a turn takes a bounded time. If a batch fails, its texts are
+encoded alone, one in each turn, and only a text that fails by itself fails.
 
 Always true between turns: a text waits, or it is over.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
-from bough.engines.contract import EncoderEngine, EncoderInput
+from bough.engines.contract import EncoderEngine
 from bough.errors import BoughError, EngineError, RequestCancelled
-
-log = logging.getLogger(__name__)
+from bough.scheduling.job import QueuedJob
+from bough.types import EncoderInput
 
 _SIMILAR_TOKENS = 16  # texts that differ by no more than this are similar, however short they are
 _MAX_BATCH_TEXTS = 256
 
-OnEncoded = Callable[[Sequence[float] | BoughError], None]
-"""Is told the numbers of one text, or why there are none, once. It must not block."""
 
+class EncoderJob(QueuedJob[Sequence[float]]):
+    """One text for the scheduler. Its listener gets the numbers of the text, or why there are none, once."""
 
-@dataclass(eq=False)
-class EncoderJob:
-    """One text for the scheduler. `tenant` names the client, where its identity is proved."""
+    kind = "text"
 
-    text: EncoderInput
-    on_encoded: OnEncoded
-    is_cancelled: Callable[[], bool] = lambda: False
-    tenant: str = ""
-    submitted_s: float = 0.0
-    has_started: bool = False
-    runs_alone: bool = False  # since a batch with it has failed
-    is_over: bool = False
-    _ending: threading.Lock = field(default_factory=threading.Lock, init=False)
+    def __init__(
+        self,
+        text: EncoderInput,
+        listener: Callable[[Sequence[float] | BoughError], None],
+        is_cancelled: Callable[[], bool] = lambda: False,
+        tenant: str = "",
+    ) -> None:
+        super().__init__(listener, tenant)
+        self.text = text
+        self.is_cancelled = is_cancelled
+        self.runs_alone = False  # since a batch with it has failed
 
     @property
     def num_tokens(self) -> int:
         return len(self.text.ids)
-
-    def end(self, numbers: Sequence[float]) -> None:
-        self._end_once(numbers)
-
-    def fail(self, error: BoughError) -> None:
-        """Tell the listener. The watchdog calls this from its own thread while the engine is stuck."""
-        self._end_once(error)
-
-    def refuse(self, error: BoughError) -> bool:
-        """Refuse a text that waits, from any thread; returns False if it has started or ended."""
-        return not self.has_started and self._end_once(error)
-
-    def _end_once(self, result: Sequence[float] | BoughError) -> bool:
-        with self._ending:
-            was_over, self.is_over = self.is_over, True
-        if was_over:
-            return False
-        try:
-            self.on_encoded(result)
-        except Exception:  # the other texts must go on
-            log.exception("the listener of a text failed by a mistake of ours")
-        return True
 
 
 class EncoderScheduler:
@@ -88,11 +63,9 @@ class EncoderScheduler:
         return 0 if self.running else 1
 
     def add(self, job: EncoderJob) -> None:
-        """Queue a text."""
         self.waiting.append(job)
 
     def turn(self) -> None:
-        """Encode one batch, if a text waits."""
         self.sweep()
         batch = self._choose()
         if not batch:
@@ -113,10 +86,9 @@ class EncoderScheduler:
         self.waiting = [job for job in self.waiting if not job.is_over]
 
     def postpone_check(self) -> None:
-        """There are no checks."""
+        """Does nothing: there are no checks."""
 
     def fail_all(self, error: BoughError) -> None:
-        """End every text with this error."""
         for job in [*self.waiting, *self.running]:
             job.fail(error)
         self.waiting, self.running = [], []
@@ -149,7 +121,7 @@ class EncoderScheduler:
             job.end(each)
 
     def _retry_alone(self, batch: Sequence[EncoderJob], error: BoughError) -> None:
-        """After a batch has failed: its texts wait again, before all others, and each runs alone."""
+        """Queue the texts of a failed batch before all others, each to run alone."""
         if len(batch) == 1:
             batch[0].fail(error)
             return
@@ -159,6 +131,6 @@ class EncoderScheduler:
 
 
 def _are_similar(num_tokens: int, other: int) -> bool:
-    """Whether two texts are encoded together: the longer one has at most about twice the tokens of the other."""
+    """Whether the longer of two texts has at most about twice the tokens of the other."""
     short, long = sorted((num_tokens, other))
     return long <= max(2 * short, short + _SIMILAR_TOKENS)

@@ -1,7 +1,7 @@
-"""Long work in slices, of which the engine's thread does some between two turns of the scheduler.
+"""Long work in slices, some of which the engine's thread runs between two turns of the scheduler.
 
-The work is a generator: at each `yield` it may be interrupted, and the requests go on before its next slice. The tree may
-have changed by then. What it returns is the result.
+The work is a generator that returns the result. At each `yield` it may be interrupted; requests go on before its next
+slice, and the tree may have changed by then.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from bough.errors import QueueFull
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-SLICE_S = 0.002
-"""About how long a slice takes. A step of the work that takes longer is not interrupted."""
-
-MAX_WAITING = 64  # the most that may wait or be under way
+SLICE_S = 0.002  # about the time of a slice; a step of the work that takes longer is not interrupted
+MAX_WAITING = 64  # the most that wait or run
 
 
 class SlicedWork(Generic[Result]):
-    """Work under way, and the future of its result. The work is closed where it stands when the future is cancelled."""
+    """Work that waits or runs, and the future of its result. Cancelling the future closes the work."""
 
     def __init__(self, start: Callable[[], Steps[Result]]) -> None:
         self.future: Future[Result] = Future()  # not "running" before the end, so that it can be cancelled until then
@@ -36,7 +34,7 @@ class SlicedWork(Generic[Result]):
         self._settles = threading.Lock()
 
     def advance(self, deadline_s: float, clock: Callable[[], float]) -> bool:
-        """Work until a moment; returns whether the work is over. Its error goes to the future."""
+        """Work until the deadline; return whether the work is over. Its error goes to the future."""
         try:
             self._steps = self._steps or self._start()
             while not self.future.done():
@@ -55,11 +53,11 @@ class SlicedWork(Generic[Result]):
         return True
 
     def fail(self, error: BaseException) -> None:
-        """Tell the error to who waits. The engine's thread closes the work when it comes to it."""
+        """Set the future to an error. The engine's thread closes the work later."""
         self._settle(lambda: self.future.set_exception(error))
 
     def _settle(self, give: Callable[[], None]) -> None:
-        """Give the outcome to the future, unless it has one: the watchdog and the engine's thread may both come here."""
+        """Set the future unless it is set: the watchdog and the engine's thread may both call this."""
         with self._settles:
             is_first, self._is_settled = not self._is_settled, True
         if is_first and self.future.set_running_or_notify_cancel():
@@ -67,34 +65,31 @@ class SlicedWork(Generic[Result]):
 
     @property
     def is_unwanted(self) -> bool:
-        """Whether it has not begun, and nobody waits for it."""
+        """Whether it has not begun, and was cancelled or failed."""
         return self._steps is None and self.future.done()
 
 
 class Slices:
-    """The work that waits for its next slice, in turn. Other threads add to it, and the engine's thread advances it."""
+    """The work that waits for its next slice. Other threads add to it, and the engine's thread advances it."""
 
     def __init__(self) -> None:
-        self._waiting: deque[SlicedWork[Any]] = deque()  # changed only with `_changes` held
+        self.waiting: deque[SlicedWork[Any]] = deque()  # changed only with `_changes` held
         self._changes = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
 
     def add(self, work: SlicedWork[Any]) -> None:
         """Queue work. Raises QueueFull if `MAX_WAITING` wait already."""
         with self._changes:
-            if len(self._waiting) >= MAX_WAITING:
-                self._waiting = deque(each for each in self._waiting if not each.is_unwanted)
-            if len(self._waiting) >= MAX_WAITING:
-                raise QueueFull(len(self._waiting))
-            self._waiting.append(work)
+            if len(self.waiting) >= MAX_WAITING:
+                self.waiting = deque(each for each in self.waiting if not each.is_unwanted)
+            if len(self.waiting) >= MAX_WAITING:
+                raise QueueFull(len(self.waiting))
+            self.waiting.append(work)
 
     def run(self, clock: Callable[[], float], seconds: float) -> None:
-        """Run slices of all that waits, in turn, for so long; at least one."""
+        """Run slices of the queued work, in turn, for this time; at least one."""
         end_s = clock() + seconds
         self._run_one(clock, end_s)
-        while self._waiting and clock() < end_s:
+        while self.waiting and clock() < end_s:
             self._run_one(clock, end_s)
 
     def _run_one(self, clock: Callable[[], float], end_s: float) -> None:
@@ -103,18 +98,17 @@ class Slices:
             work = self._next_wanted()
         if work is not None and not work.advance(min(clock() + SLICE_S, end_s), clock):
             with self._changes:
-                self._waiting.append(work)
+                self.waiting.append(work)
 
     def _next_wanted(self) -> SlicedWork[Any] | None:
-        while self._waiting:
-            work = self._waiting.popleft()
+        while self.waiting:
+            work = self.waiting.popleft()
             if not work.is_unwanted:
                 return work
         return None
 
     def fail_all(self, error: Exception) -> None:
-        """Tell an error to all who wait."""
         with self._changes:
-            waiting = tuple(self._waiting)
+            waiting = tuple(self.waiting)
         for work in waiting:
             work.fail(error)

@@ -1,31 +1,30 @@
 """Checks of the cache in production: a share of the prompts that hit the cache is computed again and compared.
 
-A check runs only when there are no requests. It has a lane and a salt of its own, so that it reuses nothing and leaves
-nothing behind. When a request arrives, the check is cancelled and postponed. It compares the log-probabilities of the most
-likely next tokens after the prompt. A difference beyond rounding is counted and logged as an error. A check that fails does
-not affect any request.
+A check runs only when there are no requests; when one arrives, it is cancelled and postponed. It has a lane and a salt of
+its own, so that it reuses nothing and leaves nothing behind. It compares the log-probabilities of the most likely next
+tokens after the prompt. A difference beyond rounding is counted and logged as an error; requests are not affected.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from bough.engines.contract import Engine, Logits
 from bough.errors import BoughError
 from bough.generate.generation import Generation
 from bough.generate.request import Request
-from bough.scheduling.job import Job
-from bough.types import Alternative, Chunk, Completion, Draw, SamplingParams, Usage
+from bough.scheduling.job import Job, Listener, RequestNews
+from bough.tokens import Tokens
+from bough.types import Alternative, Completion, Draw, SamplingParams
 
 log = logging.getLogger(__name__)
 
 MAX_PENDING = 8
 TOLERANCE = {"float32": 1e-3, "float64": 1e-3}
-LOOSE_TOLERANCE = 0.5
-"""For half precision, where log-probabilities are rounded differently in every layer."""
+LOOSE_TOLERANCE = 0.5  # for half precision, where log-probabilities are rounded differently in every layer
 
 _NUM_COMPARED = 20
 _TOP_LOGPROBS = SamplingParams(logprobs=_NUM_COMPARED)
@@ -35,7 +34,7 @@ _TOP_LOGPROBS = SamplingParams(logprobs=_NUM_COMPARED)
 class CacheHit:
     """A prompt that was partly reused, and the most likely tokens after it."""
 
-    ids: Sequence[int]
+    tokens: Tokens
     cached_tokens: int
     top: tuple[Alternative, ...]
 
@@ -44,11 +43,7 @@ class Verifier:
     """Records a share of all cache hits and checks them. At most `MAX_PENDING` wait; then the oldest is dropped."""
 
     def __init__(
-        self,
-        engine: Engine,
-        share: float,
-        random: Callable[[], float],
-        prepare: Callable[[Request], Generation],
+        self, engine: Engine, share: float, random: Callable[[], float], prepare: Callable[[Request, Listener], Job]
     ) -> None:
         self._engine = engine
         self._share = share
@@ -65,11 +60,10 @@ class Verifier:
         return bool(self._pending)
 
     def stats(self) -> dict[str, int]:
-        """How many hits were checked, and how many of them differ from the computation without the cache."""
         return {"verified": self.num_checked, "different": self.num_different}
 
     def note(self, generation: Generation) -> None:
-        """Record a prompt that was just evaluated for a later check, if it hit the cache and falls in the random share."""
+        """Record an evaluated prompt for a later check, if it hit the cache and falls in the random share."""
         usage = generation.usage
         if not usage.cached_tokens or self._random() >= self._share:
             return
@@ -78,7 +72,7 @@ class Verifier:
         except (BoughError, MemoryError) as error:
             log.info("a cache hit could not be recorded for a check: %s", error)
         else:
-            self._pending.append(CacheHit(generation.request.known_ids, usage.cached_tokens, top))
+            self._pending.append(CacheHit(generation.known, usage.cached_tokens, top))
 
     def next_check(self) -> Job | None:
         """The oldest recorded hit, as a request that computes its prompt from the first token."""
@@ -86,13 +80,13 @@ class Verifier:
             return None
         seen = self._pending.popleft()
         salt = f"\0verify {self.num_checked}"
-        generation = self._prepare(Request(seen.ids, SamplingParams(max_tokens=0), salt=salt, store=False))
-        check = Job(generation, _Check(self, generation, seen))
+        request = Request(seen.tokens, SamplingParams(max_tokens=0), salt=salt, keep_state=False)
+        check = self._prepare(request, self._hear)
         self._running = check, seen
         return check
 
     def postpone(self) -> Job | None:
-        """Queue the check that runs, if any, to run again later. The caller cancels the returned job."""
+        """Queue the running check, if any, to run again later. The caller cancels the returned job."""
         running, self._running = self._running, None
         if running is None or running[0].is_over:
             return None
@@ -112,7 +106,7 @@ class Verifier:
             log.error(
                 "ALARM: a prompt of %d tokens, %d of them cached, is followed by other log-probabilities than without "
                 "the cache: they differ by %.2g, and may by %.2g",
-                len(seen.ids),
+                len(seen.tokens),
                 seen.cached_tokens,
                 difference,
                 self._tolerance,
@@ -122,31 +116,15 @@ class Verifier:
         (sampled,) = self._engine.sample([logits], [Draw(_TOP_LOGPROBS)])
         return sampled.top
 
-
-class _Check:
-    """The listener of a check: when the prompt is evaluated, it compares the two results."""
-
-    def __init__(self, verifier: Verifier, generation: Generation, seen: CacheHit) -> None:
-        self._verifier = verifier
-        self._generation = generation
-        self._seen = seen
-
-    def on_start(self, usage: Usage, waited_s: float) -> None:
-        assert usage.cached_tokens == 0, "a check computes everything"
-
-    def on_loaded(self, usage: Usage) -> None:
-        raise AssertionError("a check loads nothing")
-
-    def on_chunk(self, chunk: Chunk) -> None:
-        raise AssertionError("a check generates nothing")
-
-    def on_end(self, completion: Completion) -> None:
-        if completion.finish_reason == "cancelled":  # it was postponed
+    def _hear(self, news: RequestNews) -> None:
+        """The listener of the running check. One that was postponed is not compared."""
+        if self._running is None:
             return
-        try:
-            self._verifier.compare(self._seen, self._generation.logits)
-        except (BoughError, MemoryError) as error:
-            log.info("a check of the cache failed: %s", error)
-
-    def on_error(self, error: BoughError) -> None:
-        log.info("a check of the cache failed: %s", error)
+        check, seen = self._running
+        if isinstance(news, BoughError):
+            log.info("a check of the cache failed: %s", news)
+        elif isinstance(news, Completion) and news.finish_reason != "cancelled":
+            try:
+                self.compare(seen, check.logits)
+            except (BoughError, MemoryError) as error:
+                log.info("a check of the cache failed: %s", error)

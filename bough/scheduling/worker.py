@@ -1,14 +1,12 @@
 """The engine's thread: it alone runs the scheduler and everything else that touches the tree while requests run.
 
-Other threads hand it requests (`submit`) and calls (`call`), which it takes between two turns of the scheduler. Work whose
-cost grows with the tree would delay the requests. So it runs in slices (`run_in_slices`), which get a bounded share of the
-time while requests run. Statistics are taken now and then, and other threads read them without waiting (`snapshot`).
-Requests that were cancelled before a call was made have ended when it runs.
+It takes requests (`submit`) and calls (`call`) of other threads between two turns of the scheduler. Work whose cost grows
+with the tree runs in slices (`run_in_slices`), which get a bounded share of the time while requests run. Statistics are
+taken now and then, and read without waiting (`snapshot`). Requests that were cancelled before a call was made have ended
+when it runs.
 
 A watchdog fails the requests of a step that does not end, and the calls behind it. If the step ends after all, the worker
-continues.
-
-Threads do not survive a fork: in a child process a worker refuses everything, and closing it does nothing.
+continues. Threads do not survive a fork: in a child process a worker refuses everything, and closing it does nothing.
 """
 
 from __future__ import annotations
@@ -28,34 +26,31 @@ from typing import Any, Generic, TypeVar
 
 from bough.cache.steps import Steps, run_at_once
 from bough.errors import EngineError, EngineStuck, QueueFull, RequestError, ShuttingDown
+from bough.scheduling.job import QueuedJob, TurnScheduler
 from bough.scheduling.slices import SLICE_S, SlicedWork, Slices
-from bough.scheduling.turns import QueuedJob, TurnScheduler
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-IDLE_S = 60.0
-"""How often an idle worker removes expired state."""
-
-_SNAPSHOT_S = 0.5  # how often statistics are taken while requests run
+IDLE_S = 60.0  # between two removals of expired state by an idle worker
+STUCK_S = 300.0  # after which a step of the engine counts as stuck, and its requests fail
+_SNAPSHOT_S = 0.5  # between two statistics while requests run
 _SLICE_SHARE = 5  # slices take at most 1/5 of the time while requests run
-_SLICES_S = 0.01  # and at most about so long between two turns, so that tokens are not delayed noticeably
-_WATCH_S = 1.0  # how often the watchdog checks
-_LOADING_S = 0.002  # how often it is looked what has been read, while there is nothing to compute
+_SLICES_S = 0.01  # and at most about this between two turns, so that tokens are not delayed noticeably
+_WATCH_S = 1.0  # between two checks of the watchdog
+_LOADING_S = 0.002  # between two looks at reads from disk, while there is nothing to compute
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How many requests may wait for a lane, and how long one step of the engine may take."""
+    """The most requests that wait for a lane, and the longest time of one step of the engine."""
 
     queue: float = math.inf
-    stuck_s: float = 300.0
+    stuck_s: float = STUCK_S
 
 
 @dataclass(eq=False)
 class _Call(Generic[Result]):
-    """Work to run between two turns, and the future of its result."""
-
     work: Callable[[], Result]
     future: Future[Result]
 
@@ -78,8 +73,8 @@ def _done(result: Result) -> Future[Result]:
     return future
 
 
-def _refuse_newest(waiting: Sequence[QueuedJob], tenant: str) -> bool:
-    """Refuse the newest request of the tenant that has the most, if it has at least two more; returns whether one was."""
+def _refuse_newest(waiting: Sequence[QueuedJob[Any]], tenant: str) -> bool:
+    """Refuse the newest request of the tenant with the most, if it has at least two more. True if it was."""
     if not tenant:
         return False
     counts = Counter(job.tenant for job in waiting if job.tenant)
@@ -88,11 +83,20 @@ def _refuse_newest(waiting: Sequence[QueuedJob], tenant: str) -> bool:
     return number > counts[tenant] + 1 and any(job.refuse(QueueFull(len(waiting))) for job in newest)
 
 
+def require_process(process_id: int) -> None:
+    """Raise RequestError if this is not the process that loaded the model, but a fork of it."""
+    if os.getpid() != process_id:
+        raise RequestError(
+            f"the model was loaded by the process {process_id}, and this is {os.getpid()}: "
+            "a forked process must load it for itself"
+        )
+
+
 class Worker:
     """A thread that runs a scheduler until `close`.
 
-    When idle it calls `on_idle` about once a minute, and again at once as long as that returns True. Before it ends, it
-    calls `on_close`, which releases what it alone has used.
+    When idle it calls `on_idle` about once a minute, and again at once as long as that returns True. At its end it calls
+    `on_close`, which releases the resources that it alone has used.
     """
 
     def __init__(
@@ -113,7 +117,7 @@ class Worker:
         self._closing_error: BaseException | None = None
         self._process_id = os.getpid()
         self._clock = clock
-        self._inbox: deque[QueuedJob | _Call[Any]] = deque()  # changed only with `_lock` held
+        self._inbox: deque[QueuedJob[Any] | _Call[Any]] = deque()  # changed only with `_lock` held
         self._slices = Slices()
         self._slices_may_take_s = SLICE_S  # while requests run; negative after a long step
         self._slices_ended_s = 0.0
@@ -134,15 +138,14 @@ class Worker:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the current step has run for longer than the limit."""
+        """Whether the current step takes longer than the limit."""
         return self._is_stuck
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have no lane yet."""
         return len(self._waiting())
 
-    def _waiting(self) -> list[QueuedJob]:
+    def _waiting(self) -> list[QueuedJob[Any]]:
         """The requests that have no lane yet, the newest last."""
         queued = [each for each in tuple(self._inbox) if not isinstance(each, _Call)]  # a copy: other threads change it
         return [job for job in (*tuple(self.scheduler.waiting), *queued) if not job.is_over]
@@ -155,32 +158,25 @@ class Worker:
         """Recent statistics of the cache, and the current ones of the queue. Never waits."""
         return {**self._snapshot, "queue": self.num_waiting, "running": self.num_running}
 
-    def submit(self, job: QueuedJob) -> None:
-        """Queue a request; its listener is told what happens to it. Raises ShuttingDown, EngineStuck or QueueFull.
+    def submit(self, job: QueuedJob[Any]) -> None:
+        """Queue a request. Raises ShuttingDown, EngineStuck or QueueFull.
 
-        When the queue is full, the newest request of the tenant with the most waiting requests is refused in place of one
+        When the queue is full, the newest request of the tenant with the most waiting requests is refused in favour of one
         by a tenant with fewer.
         """
         self.require_own_process()
         with self._lock:
             self._require_open()
             if self.limits.queue < math.inf:
-                self._require_place(job.tenant)
+                waiting, most = self._waiting(), self.limits.queue + self.scheduler.num_free_lanes
+                if len(waiting) >= most and not _refuse_newest(waiting, job.tenant):
+                    raise QueueFull(len(waiting))
             job.submitted_s = self._clock()
             self._inbox.append(job)
             self._wakes.notify()
 
-    def _require_place(self, tenant: str) -> None:
-        """Raise QueueFull if there is no place in the queue for one more request of this tenant."""
-        waiting = self._waiting()
-        if len(waiting) >= self.limits.queue + self.scheduler.num_free_lanes and not _refuse_newest(waiting, tenant):
-            raise QueueFull(len(waiting))
-
     def call(self, work: Callable[[], Result]) -> Future[Result]:
-        """Run something between two turns, such as a change of the tree; on the engine's thread itself, at once.
-
-        Raises ShuttingDown or EngineStuck.
-        """
+        """Run a function between two turns; on the engine's thread itself, at once. Raises ShuttingDown or EngineStuck."""
 
         def run() -> Result:
             self.scheduler.sweep()
@@ -223,7 +219,8 @@ class Worker:
             return
         self.close_soon()
         while not self._has_ended:
-            self._wait_for_end()
+            with contextlib.suppress(queue.Empty):  # not by joining: if Ctrl-C interrupts that, Python 3.11 and 3.12 take
+                self._ended.put(self._ended.get(timeout=_WATCH_S))  # the thread for one that has ended
             if self._is_stuck and not self._has_ended:
                 raise EngineStuck("the engine has been busy with one step for too long; it is not waited for")
         self._thread.join()
@@ -232,15 +229,8 @@ class Worker:
         if error is not None:
             raise error
 
-    def _wait_for_end(self) -> None:
-        """Wait a while for the thread to end. Not by joining it: if Ctrl-C interrupts that, Python 3.11 and 3.12 take the
-        thread for one that has ended.
-        """
-        with contextlib.suppress(queue.Empty):
-            self._ended.put(self._ended.get(timeout=_WATCH_S))
-
     def close_soon(self) -> None:
-        """Close without waiting. Any thread may call it, at any time, in a finalizer too."""
+        """Close without waiting. Any thread may call it at any time, and so may a finalizer."""
         if os.getpid() == self._process_id:
             with self._lock:  # which its own thread may hold already
                 self._is_closing = True
@@ -252,11 +242,7 @@ class Worker:
 
     def require_own_process(self) -> None:
         """Raise RequestError after a fork. Checked before any lock is taken: in the child it may stay held for ever."""
-        if os.getpid() != self._process_id:
-            raise RequestError(
-                f"the model was loaded by the process {self._process_id}, and this is {os.getpid()}: "
-                "a forked process must load it for itself"
-            )
+        require_process(self._process_id)
 
     def _require_open(self) -> None:
         if self._is_closing:
@@ -281,28 +267,25 @@ class Worker:
             self._run_slices(is_alone=not self.scheduler.has_work)
             self._busy_since = self._clock()
             self._turn(is_closing)
-            while is_closing and self._slices:
+            while is_closing and self._slices.waiting:
                 self._run_slices(is_alone=True)
             self._busy_since = None
             if is_closing:
-                self._release()
+                try:
+                    self._on_close()
+                except BaseException as error:
+                    self._closing_error = error
                 return
 
-    def _release(self) -> None:
-        try:
-            self._on_close()
-        except BaseException as error:
-            self._closing_error = error
-
     def _wait(self) -> None:
-        """Wait for work if there is none, and a moment if all requests wait for the disk. Needs the lock."""
+        """Wait for work, or a moment if all requests wait for the disk. Needs the lock."""
         if self.scheduler.is_only_loading:
             self._wakes.wait(_LOADING_S)
-        elif not (self._slices or self.scheduler.has_work):
+        elif not (self._slices.waiting or self.scheduler.has_work):
             self._wakes.wait(0 if self._has_more_to_tidy else IDLE_S)
 
     def _take_queued(self) -> None:
-        """Take all requests and calls that are queued now. The watchdog times each call as a step of its own."""
+        """Take all queued requests, and run all queued calls. The watchdog times each call as a step of its own."""
         for _ in range(len(self._inbox)):
             with self._lock:
                 each = self._inbox.popleft() if self._inbox else None  # the watchdog may have taken it
@@ -313,21 +296,19 @@ class Worker:
                 each.run()
 
     def _run_slices(self, *, is_alone: bool) -> None:
-        """Run slices of long work, if there is any, for the share of the time that they have not had yet; without requests
-        in any case one. The watchdog times this as a step of its own.
-        """
+        """Run slices for their unused share of the time, without requests at least one. The watchdog times it."""
         now = self._busy_since = self._clock()
         gained_s = (now - self._slices_ended_s) / (_SLICE_SHARE - 1)
         may_take_s = min(_SLICES_S, self._slices_may_take_s + gained_s)
         if is_alone:
             may_take_s = max(may_take_s, SLICE_S)
-        if may_take_s > 0:
+        if may_take_s > 0 and self._slices.waiting:
             self._slices.run(self._clock, may_take_s)
         self._slices_ended_s = self._clock()
         self._slices_may_take_s = may_take_s - (self._slices_ended_s - now)
 
     def _turn(self, is_closing: bool) -> None:
-        """Run one turn of the scheduler. A bug in it ends the requests, but never the thread."""
+        """Run one turn of the scheduler. A bug in it ends the requests, but not the thread."""
         try:
             if is_closing:
                 self.scheduler.fail_all(ShuttingDown("the model was unloaded; ask again"))
@@ -335,19 +316,14 @@ class Worker:
                 self.scheduler.turn()
             else:
                 self._has_more_to_tidy = self._on_idle()
-            self._refresh_snapshot()
+            now = self._clock()
+            if not self.scheduler.has_work or now >= self._snapshot_s + _SNAPSHOT_S:
+                self._snapshot, self._snapshot_s = self._take_stats(), now
         except Exception as error:
             log.exception("a turn of the scheduler failed by a mistake of ours")
             self.scheduler.fail_all(EngineError(f"{type(error).__name__}: {error}"))
 
-    def _refresh_snapshot(self) -> None:
-        """Take new statistics: after every turn of an idle worker, and now and then while requests run."""
-        now = self._clock()
-        if not self.scheduler.has_work or now >= self._snapshot_s + _SNAPSHOT_S:
-            self._snapshot, self._snapshot_s = self._take_stats(), now
-
     def _watch(self) -> None:
-        """Check every second whether a step takes too long."""
         while self._thread.is_alive():
             self._thread.join(min(_WATCH_S, self.limits.stuck_s / 4))
             since = self._busy_since
@@ -360,7 +336,7 @@ class Worker:
             self._is_stuck = is_stuck
 
     def _fail_waiting(self) -> None:
-        """Tell the listeners. The engine's thread cleans up when the step ends."""
+        """Fail all requests and calls. The engine's thread cleans up when the step ends."""
         with self._lock:
             queued = list(self._inbox)
             self._inbox.clear()

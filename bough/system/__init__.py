@@ -1,1 +1,1 @@
-"""What the machine and the operating system offer: memory, disk space, threads."""
+"""The machine and the operating system: memory, disk space, folders, processes, threads."""

@@ -33,27 +33,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Announcement:
-    """What `server.json` says. `pid` and `nonce` are those of the process that wrote it."""
+    """The content of `server.json`. `pid` and `nonce` are those of the process that wrote it."""
 
     pid: int
     url: str
     nonce: str
 
     def prove(self, challenge: str) -> str:
-        """The answer to a challenge that only a process that knows the nonce can give."""
+        """The answer to a challenge, which only a process that knows the nonce can give."""
         return hmac.new(self.nonce.encode(), challenge.encode(), hashlib.sha256).hexdigest()
 
 
 def make_announcement(url: str) -> Announcement:
-    """An announcement of this process."""
     return Announcement(os.getpid(), url, secrets.token_hex(_NONCE_BYTES))
 
 
 @contextlib.contextmanager
 def announcing(folder: Path, announcement: Announcement) -> Iterator[None]:
-    """Have the announcement in the folder meanwhile. It replaces another's, and is removed only if it is still there.
+    """Keep the announcement in the folder. It replaces another one, and is removed at the end if it is still there.
 
-    If the server before it still runs at the end, that one is announced again. Raises OSError if it cannot be written.
+    If the server before it still runs then, that one is announced again. Raises OSError if it cannot be written.
     """
     file, before = folder / ANNOUNCEMENT_FILE, read_announcement(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +68,7 @@ def announcing(folder: Path, announcement: Announcement) -> Iterator[None]:
 
 
 def read_announcement(folder: Path) -> Announcement | None:
-    """What the folder's file says, or None if it has none of a living process of this user. The address is not asked."""
+    """The announcement in the folder, or None if it has none of a living process of this user. Uses no network."""
     try:
         found = json.loads(_read_private(folder / ANNOUNCEMENT_FILE))
         announcement = Announcement(int(found["pid"]), str(found["url"]), str(found["nonce"]))
@@ -83,11 +82,11 @@ def read_announcement(folder: Path) -> Announcement | None:
 
 def _read_private(file: Path) -> bytes:
     """The content of a file. Raises PermissionError if another user wrote it, or could write it; OSError if it is none."""
-    descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as content:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{file} is not a file")
-        if os.name == "posix" and (status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise PermissionError(f"{file} is another user's, or others can write it")
         return content.read(_MAX_BYTES)

@@ -1,43 +1,42 @@
-"""What Bough is called on the package index, its version, and other distributions called `bough` in this environment.
+"""Bough's own distribution: its name and version, the versions of libraries it was tested with, and others called `bough`.
 
-The distribution is `bough-llm`; the import and the command are `bough`. On the package index `bough` is a program of
-somebody else, which installs into the same folder and under the same command. So every command that we tell people to type
-names the distribution, and `find_wrong_distributions` looks for the other one. `VERSION` is that of the code that runs,
-whatever is installed; pyproject.toml takes it from here.
+The distribution is `bough-llm`; the import and the command are `bough`. The package index has another program called
+`bough`, which installs into the same folder and under the same command. So every command that a message suggests names the
+distribution, and `find_strangers` looks for the other one. `VERSION` is that of the code that runs, whatever is
+installed; pyproject.toml takes it from here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from importlib.metadata import Distribution, distributions
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, distributions, requires, version
+from importlib.util import find_spec
 from pathlib import Path
 
 DISTRIBUTION = "bough-llm"
 VERSION = "0.1.0"
-_OLD_NAME = "bough"
-_ENTRY_POINT = "bough.cli.main:main"
+_STRANGER = "bough"
 
-
-@dataclass(frozen=True)
-class WrongDistribution:
-    """A distribution called `bough` that is installed here: somebody else's, or ours of before the new name."""
-
-    version: str
-    is_ours: bool
-
-    def __str__(self) -> str:
-        if self.is_ours:
-            return f"the distribution bough {self.version} is Bough under its old name, and is now called {DISTRIBUTION}"
-        return f"the distribution bough {self.version} is somebody else's, in the same folder; Bough is {DISTRIBUTION}"
+EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "server": ("fastapi", "fastapi_offline", "prometheus_client", "pydantic", "starlette", "uvicorn"),
+    "bench": ("matplotlib",),
+    "store": ("obstore",),
+}
+"""The packages that each extra brings, apart from the engines', by the names that are imported."""
 
 
 def install_command(extra: str) -> str:
-    """What to type to install an extra, such as an engine."""
+    """The command that installs an extra, such as an engine."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
+def find_missing(extra: str) -> list[str]:
+    """The packages of an extra that are not installed. Imports none of them."""
+    return [package for package in EXTRAS[extra] if find_spec(package) is None]
+
+
 def reinstall_command(*flags: str) -> str:
-    """What to type to install Bough again: the source folder that this is, as it is, or the package with these flags."""
+    """The command that installs Bough again: this source folder if it is one, else the package with these flags."""
     source = Path(__file__).parents[2]
     if (source / "setup.py").exists():
         return f"pip install --no-deps -e {source}"
@@ -45,20 +44,34 @@ def reinstall_command(*flags: str) -> str:
 
 
 def repair_command() -> str:
-    """What to type to remove what is called `bough`, and to put back the files of ours that went with it."""
-    return f"pip uninstall {_OLD_NAME} && {reinstall_command()}"
+    """The command that removes the distribution `bough`, and puts back the files of ours that are removed with it."""
+    return f"pip uninstall {_STRANGER} && {reinstall_command()}"
 
 
-def find_wrong_distributions() -> list[WrongDistribution]:
-    """The installed distributions called `bough`. It lists each folder of the path once, which takes milliseconds."""
-    installed = (each for each in distributions(name=_OLD_NAME) if _was_installed(each))
-    return [WrongDistribution(each.version, is_ours=_is_ours(each)) for each in installed]
+def find_strangers() -> list[str]:
+    """The installed distributions called `bough`, each as a sentence. Lists each folder of the path once: milliseconds."""
+    return [
+        f"the distribution {_STRANGER} {each.version} is somebody else's, in the same folder; Bough is {DISTRIBUTION}"
+        for each in distributions(name=_STRANGER)
+        if each.read_text("RECORD") is not None  # else it is an *.egg-info that a build left in a clone
+    ]
 
 
-def _was_installed(distribution: Distribution) -> bool:
-    """Whether an installer wrote it. The folder *.egg-info that a build leaves in a clone has no record of files."""
-    return distribution.read_text("RECORD") is not None
+def find_untested(*libraries: str) -> list[str]:
+    """Those of these installed libraries whose version is outside the range that Bough requires, each as text.
 
+    A source folder that is not installed has no metadata, and so no ranges: nothing is found.
+    """
+    from packaging.requirements import Requirement  # takes 50 ms, and most commands do not load a model
 
-def _is_ours(distribution: Distribution) -> bool:
-    return any(each.value == _ENTRY_POINT for each in distribution.entry_points)
+    try:
+        required = [Requirement(each) for each in requires(DISTRIBUTION) or ()]
+    except PackageNotFoundError:
+        return []
+    untested = {
+        each.name: each.specifier
+        for each in required
+        if each.name in libraries and not each.specifier.contains(version(each.name), prereleases=True)
+    }
+    tested = {name: ", ".join(sorted(str(specifier).split(","), reverse=True)) for name, specifier in untested.items()}
+    return [f"{name} {version(name)} (tested: {ranges})" for name, ranges in tested.items()]

@@ -1,6 +1,6 @@
 """Folders and files: whether a folder can be written, and files that only their owner can read.
 
-Whether a folder can be written is found by writing, because neither modes nor mounts tell it for sure.
+Whether a folder can be written is found by writing, because neither modes nor mounts are reliable.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _PROBE = b"bough"
 
 
 def why_not_writable(folder: Path) -> str:
-    """Why no file can be written into a folder, in the system's words; "" if one can. The probe is deleted at once.
+    """The system's reason why no file can be written into a folder; "" if one can.
 
     A folder that does not exist is not made: its nearest parent that exists is tried.
     """
@@ -29,12 +29,17 @@ def why_not_writable(folder: Path) -> str:
     return ""
 
 
-def write_private(file: Path, text: str) -> None:
-    """Write the file as a whole, readable by its owner alone. Raises OSError, and then the file is as it was."""
-    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+def write_private(file: Path, content: str | bytes, prefix: str = "") -> None:
+    """Write the file as a whole, readable by its owner alone. Raises OSError, and then the file is as it was.
+
+    Until its bytes are on the disk it has another name, which begins with `prefix`.
+    """
+    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=prefix or f".{file.name}.")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as output:
-            output.write(text)
+        with os.fdopen(descriptor, "wb") as output:
+            output.write(content.encode() if isinstance(content, str) else content)
+            output.flush()
+            os.fsync(descriptor)
         Path(name).replace(file)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
 """Messages of other threads on their way to an event loop, many of them handed over by one wake-up.
 
-A decode step ends with a piece of text for every lane, and waking the loop is a system call of the engine's thread: so it
-is woken once for all pieces that come before it runs. A mailbox is read as a whole: the reader is woken once for all
-messages that have come, however many there are.
+A decode step ends with a piece of text for every lane, and waking the loop is a system call of the engine's thread: so the
+loop is woken once for all pieces that come before it runs. A mailbox is read as a whole, so its reader is woken once for
+all messages that have come.
 """
 
 from __future__ import annotations
@@ -20,18 +20,16 @@ class Mailbox(Generic[Message]):
 
     def __init__(self) -> None:
         self._messages: list[Message] = []
-        self._waiter: asyncio.Future[None] | None = None
+        self._has_some = asyncio.Event()
 
     def put(self, message: Message) -> None:
         self._messages.append(message)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._has_some.set()
 
     async def take(self) -> list[Message]:
-        """All messages that have come, at least one: waits for the first."""
-        while not self._messages:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+        """Wait for the first message, and return all that have come."""
+        await self._has_some.wait()
+        self._has_some.clear()
         messages, self._messages = self._messages, []
         return messages
 

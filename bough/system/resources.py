@@ -17,7 +17,6 @@ from pathlib import Path
 
 from bough.errors import SettingsError
 
-_UNKNOWN_BYTES = 2 * 2**30
 _DISK_FREE_BYTES = 2 * 2**30
 
 
@@ -31,7 +30,7 @@ class HostMemory:
 
 @dataclass(frozen=True)
 class _GroupFiles:
-    """Where one version of control groups keeps its numbers, and the name of its memory controller in /proc/self/cgroup."""
+    """The files of one version of control groups, and the name of its memory controller in /proc/self/cgroup."""
 
     controller: str
     mount: str
@@ -83,18 +82,16 @@ def free_disk_bytes(folder: Path) -> int:
 def read_host_memory(system: Path = Path("/")) -> HostMemory:
     """The memory of this machine within the control groups of this process; `system` holds the folders proc and sys."""
     known = {name: int(rest.split()[0]) * 1024 for name, rest in _pairs(system / "proc/meminfo", ":") if rest.split()}
-    totals = [known["MemTotal"]] if "MemTotal" in known else list(_physical_bytes())
+    totals = [known.get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     available = [known["MemAvailable"]] if "MemAvailable" in known else []
-    for group in _group_bounds(system):
-        totals.append(group.total_bytes)
-        available.append(group.available_bytes)
-    total_bytes = min(totals, default=_UNKNOWN_BYTES)
-    return HostMemory(total_bytes, min([total_bytes, *available]))
-
-
-def _physical_bytes() -> Iterator[int]:
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for files in _VERSIONS:
+        for folder in _group_folders(system, files.controller, files.mount):
+            limit, used = (_lines(folder / name) for name in (files.limit, files.used))
+            if limit and used and limit[0].isdigit() and used[0].isdigit():
+                cached = int(dict(_pairs(folder / "memory.stat")).get(files.cached, 0))
+                totals.append(int(limit[0]))
+                available.append(max(0, int(limit[0]) - int(used[0]) + cached))
+    return HostMemory(min(totals), min(totals + available))
 
 
 def limit_threads(num_threads: int, system: Path = Path("/")) -> int:
@@ -120,13 +117,6 @@ def _cpu_quota(folder: Path) -> Iterator[float]:
         yield int(numbers[0]) / int(numbers[1])
 
 
-def _group_bounds(system: Path) -> Iterator[HostMemory]:
-    """The limits of each control group of this process."""
-    for files in _VERSIONS:
-        for folder in _group_folders(system, files.controller, files.mount):
-            yield from _group_bound(folder, files)
-
-
 def _group_folders(system: Path, controller: str, mount: str) -> Iterator[Path]:
     """The control groups of this process under a mount, from the innermost to the root."""
     for line in _lines(system / "proc/self/cgroup"):
@@ -134,13 +124,6 @@ def _group_folders(system: Path, controller: str, mount: str) -> Iterator[Path]:
         inner = Path(path.lstrip("/"))
         if controller in controllers.split(","):
             yield from (system / mount / group for group in (inner, *inner.parents))
-
-
-def _group_bound(folder: Path, files: _GroupFiles) -> Iterator[HostMemory]:
-    limit, used = (_lines(folder / name) for name in (files.limit, files.used))
-    if limit and used and limit[0].isdigit() and used[0].isdigit():
-        cached = int(dict(_pairs(folder / "memory.stat")).get(files.cached, 0))
-        yield HostMemory(int(limit[0]), max(0, int(limit[0]) - int(used[0]) + cached))
 
 
 def _pairs(file: Path, separator: str = " ") -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Threads: work in a thread of its own, and the priority of background threads."""
+"""Work in new threads, and the priority of background threads."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def run_in_thread(work: Callable[Arguments, Result], *args: Arguments.args
 
 
 async def write_in_thread(file: Path, write: Callable[[Callable[[], bool]], object]) -> None:
-    """Write a file in a thread that yields to others. `write` gets a call that tells whether the caller still waits.
+    """Write a file in a thread of low priority. `write` gets a call that returns whether the caller still waits.
 
     If it does not, no file is left.
     """

@@ -12,19 +12,19 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
-from bough.bench.peers import client
+from bough.bench import server as bench_server
 from bough.bench.peers.client import Peer, PeerError
-from bough.bench.peers.measure import Measure
-from bough.bench.peers.report import lines, plot_peers, rows
-from bough.bench.peers.run import count_steps, measure_peers
-from bough.bench.peers.switching import run_switching
-from bough.bench.peers.workloads import PeerSetup, Texts
+from bough.bench.peers.comparison import PeerMeasure, count_steps, lines, measure_peers, plot_peers, rows
+from bough.bench.peers.workloads import PeerSetup, Texts, run_switching
+from bough.bench.server import StreamedRequest
 from bough.bench.workload import SwitchSetup
 from bough.cli.main import app
 from bough.errors import RequestError
+from tests.waiting import BOUND_S
 
 WIDE = {"COLUMNS": "200"}
 SMALL = PeerSetup(1, 8, (10,), (20,), (3,), SwitchSetup(2, 2, 20, 5, 4))
@@ -106,6 +106,21 @@ class DyingServer(PlainServer):
     @property
     def is_dead(self) -> bool:
         return len(self.bodies) >= 3
+
+
+class EndlessServer(PlainServer):
+    """Answers until its client has gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_over = threading.Event()
+
+    def events(self, body: dict[str, Any]) -> Iterator[str]:
+        try:
+            while True:
+                yield '{"choices": [{"text": "a"}]}'
+        finally:
+            self.is_over.set()
 
 
 class DroppingServer(DyingServer):
@@ -274,8 +289,17 @@ def test_a_server_that_nobody_runs_cannot_be_reached() -> None:
         peer.connect()
 
 
+def test_an_answer_can_be_given_up_after_its_first_piece_and_the_server_notices(serve: Serve) -> None:
+    server = EndlessServer()
+    with httpx.Client() as client:
+        for _ in StreamedRequest(client, f"{serve(server).url}/v1/completions", {"prompt": "a"}):
+            break
+
+    assert server.is_over.wait(BOUND_S)
+
+
 def test_an_endless_answer_is_given_up(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "MAX_BYTES", 2_000)
+    monkeypatch.setattr(bench_server, "MAX_BYTES", 2_000)
 
     with pytest.raises(PeerError, match="took more than 300 s, 2,000 bytes"):
         serve(PlainServer()).complete("a", 1_000)
@@ -364,7 +388,7 @@ def test_conversations_go_on_with_the_answers_of_their_own_server(serve: Serve) 
 
 
 def test_a_ratio_above_one_is_ahead_whatever_the_unit() -> None:
-    rate, wait = Measure("a", "tokens/s", True), Measure("b", "ms", False)
+    rate, wait = PeerMeasure("a", "tokens/s", True), PeerMeasure("b", "ms", False)
     for measure in (rate, wait):
         for server, values in {"bough": (20.0, 10.0), "other": (40.0, 80.0)}.items():
             for value in values:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from bough.bench.core.run import CoreSizes, measure_core
 from bough.bench.strategies import CopyPerConversation, LaneSession, SingleEntry
 from bough.bench.switch import Oracle
 from bough.bench.workload import words
@@ -78,19 +77,3 @@ def test_the_oracle_knows_what_an_unlimited_tree_could_reuse() -> None:
 def test_words_are_the_same_for_the_same_seed() -> None:
     assert words(40, 1) == words(40, 1) != words(40, 2)
     assert len(words(40, 1).split()) == 40
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        CoreSizes((1, 100), (1000, 10_000), (1000,), (1, 16), (1000, 10_000)),
-        pytest.param(CoreSizes(), marks=pytest.mark.slow),
-    ],
-)
-def test_the_core_benchmark_reports_every_size(sizes: CoreSizes) -> None:
-    figures = measure_core(sizes)
-    assert tuple(figures.match_ms) == sizes.edges
-    assert tuple(figures.evict_us) == sizes.nodes
-    assert all(value > 0 for value in [*figures.match_ms.values(), *figures.evict_us.values()])
-    assert set(figures.chunk_us) == {"memory", "memory, full", "disk"}
-    assert all(tuple(depths) == sizes.depths and min(depths.values()) > 0 for depths in figures.chunk_us.values())

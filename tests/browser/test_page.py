@@ -130,7 +130,7 @@ def _count_nodes(chat: Chat) -> int:
     return int(found.group(1).replace(",", ""))
 
 
-def test_a_node_is_looked_at_pinned_and_evicted(server: Server, open_page: OpenPage) -> None:
+def test_a_node_is_looked_at_kept_and_evicted(server: Server, open_page: OpenPage) -> None:
     chat = Chat(open_page(server.url))
     chat.set_limit(8)
     chat.ask("Which tree grows fastest, and why does nobody plant it beside a house?")
@@ -139,12 +139,12 @@ def test_a_node_is_looked_at_pinned_and_evicted(server: Server, open_page: OpenP
         chat.tree.press(key)
     chat.tree.press("Enter")
     details = chat.page.get_by_role("region", name="Details of a node")
-    details.get_by_role("button", name="Pin", exact=True).click()
-    expect(details.get_by_role("button", name="Unpin")).to_be_visible()
+    details.get_by_role("button", name="Keep", exact=True).click()
+    expect(details.get_by_role("button", name="Keep no longer")).to_be_visible()
     expect(details.get_by_text("up to")).to_be_visible()
     chat.screenshot("details")
-    details.get_by_role("button", name="Unpin").click()
-    expect(details.get_by_role("button", name="Pin", exact=True)).to_be_visible()
+    details.get_by_role("button", name="Keep no longer").click()
+    expect(details.get_by_role("button", name="Keep", exact=True)).to_be_visible()
 
     chosen = chat.tree.get_by_role("treeitem", selected=True).get_attribute("id")
     details.get_by_role("button", name="Evict…").click()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bough.cache.admin.archive import Imported, export_tree, import_tree
+from bough.cache.admin.archive import ImportResult, export_tree, import_tree
 from bough.cache.disk import Disk
 from bough.cache.steps import RunSteps, Steps, run_at_once
 from bough.cache.tree.state import Tier
@@ -155,7 +155,7 @@ def test_what_was_put_but_not_taken_up_is_found_by_the_next_start(model: str) ->
     assert after.cache.count_reusable([*LONG, 63]) == len(LONG)
 
 
-def carry(source: Disk, file: Path, world: World, disk: Disk, run: RunSteps) -> Imported:
+def carry(source: Disk, file: Path, world: World, disk: Disk, run: RunSteps) -> ImportResult:
     export_tree(source, file)
     return import_tree(disk, file, graft=lambda steps: run(lambda: world.cache.graft("", steps)))
 
@@ -211,7 +211,7 @@ def test_the_disks_budget_holds_whoever_puts(tmp_path: Path) -> None:
         assert origin.cache.flush()
         export_tree(source, tmp_path / "archive.tar")
         origin.cache.close()
-    with Disk.open(tmp_path / "small", fingerprint="f", page_tokens=4, budget_bytes=500, floor_bytes=0) as disk:
+    with Disk(tmp_path / "small", fingerprint="f", page_tokens=4, budget_bytes=500, floor_bytes=0) as disk:
         world = World(MODELS["full"], 4, disk=disk)
         done = import_tree(
             disk, tmp_path / "archive.tar", graft=lambda steps: run_at_once(lambda: world.cache.graft("", steps))

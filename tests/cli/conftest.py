@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,21 @@ from typer.testing import CliRunner, Result
 
 from bough.cli.main import app
 from bough.config import Settings
-from bough.models import ModelFiles, Store, Tokenizer
+from bough.models import ModelFiles, ModelFolder, Tokenizer
 from bough.runner import Runner
 from bough.runtime import Runtime
 from tests.fakes import FakeEngine
 from tests.models.tiny_tokenizer import CHATML, byte_level
 
 Invoke = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`bough serve` in this process sends the log to the standard error; what comes after has its own again."""
+    logger = logging.getLogger("bough")
+    for name in ("handlers", "level", "propagate"):
+        monkeypatch.setattr(logger, name, getattr(logger, name))
 
 
 @pytest.fixture
@@ -31,8 +40,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def store(home: Path) -> Store:
-    return Store(home / "data" / "models")
+def store(home: Path) -> ModelFolder:
+    return ModelFolder(home / "data" / "models")
 
 
 @pytest.fixture
@@ -59,7 +68,7 @@ def loads(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
         return runner
 
     monkeypatch.setattr("bough.cli.backends.local.load", load)
-    monkeypatch.setattr("bough.cli.backends.names.is_here", lambda name, settings: name == "tiny")
+    monkeypatch.setattr("bough.cli.backends.choice.is_here", lambda name, settings: name == "tiny")
     return seen
 
 
@@ -71,7 +80,7 @@ def make_runner(folder: Path, engine: FakeEngine | None = None, template: str | 
     return Runner(Runtime(engine or FakeEngine(vocab_size=len(hf)), Tokenizer(hf), chosen, files))
 
 
-def add_model(store: Store, name: str) -> ModelFiles:
+def add_model(store: ModelFolder, name: str) -> ModelFiles:
     with store.making(name) as making:
         (making.folder / "config.json").write_text("{}")
         return making.commit(source="a test", sha256="12ab", num_parameters=134_500_000, quantization="Q4_1")

@@ -14,9 +14,11 @@ import bough
 from bough.cli import doctor
 from bough.config import load_settings
 from bough.errors import KernelsMissing
-from bough.models import ModelFiles, Store, resolve
+from bough.models import ModelFiles, ModelFolder, resolve
+from bough.models.weights.packed import read_packed
 from bough.runtime import describe_kernels
-from bough.system.distribution import VERSION, WrongDistribution
+from bough.system import distribution
+from bough.system.distribution import VERSION
 from tests.cli.conftest import add_model
 from tests.models.tiny_gguf import FOR_TORCH, write_gguf
 from tests.models.tiny_tokenizer import byte_level
@@ -46,23 +48,18 @@ def test_version_tells_what_a_report_of_a_bug_needs(invoke):
     assert f"bough {VERSION}\n" in invoke("version").stdout
 
 
-STRANGER = WrongDistribution("0.3.4", is_ours=False)
-OLD_NAME = WrongDistribution("0.1.0", is_ours=True)
+def test_another_distribution_called_bough_is_named_with_the_commands_that_mend_it(invoke, monkeypatch):
+    monkeypatch.setattr(doctor, "find_strangers", lambda: ["the distribution bough 0.3.4 is another"])
 
+    (finding,) = findings(invoke, "installation", exit_code=1)
 
-@pytest.mark.parametrize(("found", "level"), [(STRANGER, "problem"), (OLD_NAME, "warning")])
-def test_another_distribution_called_bough_is_named_with_the_commands_that_mend_it(invoke, monkeypatch, found, level):
-    monkeypatch.setattr(doctor, "find_wrong_distributions", lambda: [found])
-
-    (finding,) = findings(invoke, "installation", exit_code=1 if level == "problem" else 0)
-
-    assert (finding["level"], finding["text"]) == (level, str(found))
+    assert (finding["level"], finding["text"]) == ("problem", "the distribution bough 0.3.4 is another")
     assert finding["todo"].startswith("pip uninstall bough && pip install ")
-    assert invoke("version").stderr.startswith(f"{level}: {found}: pip uninstall bough && ")
+    assert invoke("version").stderr.startswith(f"problem: {finding['text']}: pip uninstall bough && ")
 
 
 def test_a_file_of_another_package_in_place_of_ours_is_a_problem(invoke, monkeypatch):
-    monkeypatch.setattr(doctor, "find_wrong_distributions", list)
+    monkeypatch.setattr(doctor, "find_strangers", list)
     monkeypatch.delattr(bough, "__all__")
 
     (finding,) = findings(invoke, "installation", exit_code=1)
@@ -112,15 +109,12 @@ def test_settings_are_told_with_where_they_came_from(invoke, home, monkeypatch):
     (home / "bough.toml").write_text("lanes = 3")
     monkeypatch.setenv("BOUGH_QUEUE", "7")
     monkeypatch.setenv("BOUGH_API_KEY", "hidden")
-    monkeypatch.setenv("BOUGH_DISK_FREE_BYTES", "1")
-
     found = findings(invoke, "settings")
 
     texts = [each["text"] for each in found]
     assert {"lanes is 3 (lanes in bough.toml)", "queue is 7 (BOUGH_QUEUE)"} <= set(texts)
     assert "hidden" not in json.dumps(found)
-    (old,) = [each for each in found if each["level"] == "warning"]
-    assert (old["text"], old["todo"]) == ("BOUGH_DISK_FREE_BYTES is an old name", "write BOUGH_DISK_FREE instead")
+    assert [each["level"] for each in found if each["level"] != "ok"] == []
 
 
 def test_settings_that_cannot_be_read_are_a_problem_and_the_rest_is_still_told(invoke, monkeypatch):
@@ -158,15 +152,32 @@ def test_a_disk_without_room_is_told(invoke, monkeypatch):
     assert found["level"] == "warning" and "is full" in found["text"]
 
 
-def test_damaged_models_are_a_problem_and_whole_ones_are_not(invoke, home, store):
-    whole = make_folder("llama", store.folder / "whole")
-    byte_level().save_pretrained(whole)
-    (whole / "bough.json").write_text(
+def make_whole(store: ModelFolder) -> Path:
+    """A model in the folder of models that lacks nothing."""
+    folder = make_folder("llama", store.folder / "whole")
+    byte_level().save_pretrained(folder)
+    (folder / "bough.json").write_text(
         json.dumps(
             {"name": "whole", "source": "", "sha256": "", "num_parameters": 0, "quantization": ""}
             | {"created": "2026-01-01T00:00:00+00:00"}
         )
     )
+    return folder
+
+
+def test_a_model_that_lacks_one_of_its_files_of_weights_is_a_problem(invoke, home, store):
+    shards = {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
+    (make_whole(store) / "model.safetensors.index.json").write_text(json.dumps(shards))
+
+    found = [each["text"] for each in findings(invoke, "models", exit_code=1) if each["level"] == "problem"]
+
+    assert found == [
+        f"whole: {store.folder / 'whole'} lacks 1 of 1 files of weights; the first is model-00002-of-00002.safetensors"
+    ]
+
+
+def test_damaged_models_are_a_problem_and_whole_ones_are_not(invoke, home, store):
+    make_whole(store)
     add_model(store, "hollow")
     (store.folder / "nothing").mkdir()
 
@@ -178,38 +189,56 @@ def test_damaged_models_are_a_problem_and_whole_ones_are_not(invoke, home, store
     assert "bough pull smollm2" in found["the model smollm2 (model) is not here"]["todo"]
 
 
-def add_converted(home: Path, store: Store) -> ModelFiles:
-    """A model that was converted from a GGUF file which is no longer there."""
+@pytest.mark.parametrize("name", ["whole", "whole:latest", "copied"])
+def test_the_model_of_the_settings_may_have_any_of_its_names(invoke, store, monkeypatch, name):
+    make_whole(store)
+    store.copy("whole", "copied")
+    monkeypatch.setenv("BOUGH_MODEL", name)
+
+    assert not [each for each in findings(invoke, "models") if "is not here" in each["text"]]
+
+
+def add_gguf(home: Path, store: ModelFolder) -> ModelFiles:
+    """A model that is a GGUF file."""
     write_gguf(home / "small.gguf", gguf.GGMLQuantizationType.Q8_0)
     model = resolve(home / "small.gguf", load_settings(), FOR_TORCH)
-    (home / "small.gguf").unlink()
     assert store.find(model.name) is not None
     return model
 
 
-def test_a_model_that_was_converted_without_packed_weights_is_told_with_what_to_do(invoke, home, store, monkeypatch):
-    monkeypatch.setenv("BOUGH_ENGINE", "torch")
-    monkeypatch.setenv("BOUGH_DEVICE", "cpu")
-    model = add_converted(home, store)
-    assert not [each for each in findings(invoke, "models") if "converted" in each["text"]]
-    (model.folder / "packed.json").unlink()
-
-    (found,) = [each for each in findings(invoke, "models") if "converted" in each["text"]]
-
-    assert found["level"] == "warning" and "small.gguf) adds them" in found["text"]
-    monkeypatch.setenv("BOUGH_WEIGHTS", "float32")
-    assert not [each for each in findings(invoke, "models") if "converted" in each["text"]]
-
-
-def test_damaged_packed_weights_are_a_problem(invoke, home, store, monkeypatch):
-    monkeypatch.setenv("BOUGH_ENGINE", "torch")
-    monkeypatch.setenv("BOUGH_DEVICE", "cpu")
-    model = add_converted(home, store)
-    (model.folder / "packed.json").write_text("{")
+def test_a_gguf_file_that_is_gone_is_a_problem(invoke, home, store):
+    model = add_gguf(home, store)
+    model.weights[0].unlink()
 
     found = findings(invoke, "models", exit_code=1)
 
-    assert any(each["level"] == "problem" and "packed.json is damaged" in each["text"] for each in found)
+    assert any(each["level"] == "problem" and "small.gguf" in each["text"] for each in found)
+
+
+def test_the_rows_of_a_model_are_compared_with_the_librarys_reading(invoke, home, store):
+    model = add_gguf(home, store)
+
+    said = invoke("doctor", model.name).stdout
+
+    num_rows = sum(each.num_rows for name, each in read_packed(model.folder).tensors.items() if name != "lm_head.weight")
+    expected = f"{num_rows:,} rows of 16 weights of {model.name} are, bit by bit, as transformers reads them"
+    assert " ".join(said.split()) == f"ok: model: {expected}"
+
+
+def test_rows_that_the_table_has_in_another_place_are_a_problem(invoke, home, store):
+    model = add_gguf(home, store)
+    table = json.loads((model.folder / "packed.json").read_text())
+    wrong = table["tensors"]["model.layers.1.mlp.up_proj.weight"]
+    wrong["rows"] = table["tensors"]["model.layers.1.mlp.gate_proj.weight"]["rows"]
+    q = table["tensors"]["model.layers.0.self_attn.q_proj.weight"]
+    q["rows"][0], q["rows"][1] = q["rows"][1], q["rows"][0]
+    (model.folder / "packed.json").write_text(json.dumps(table))
+
+    answer = invoke("doctor", model.name)
+
+    said = answer.stdout
+    assert answer.exit_code == 1
+    assert f"2 weights of {model.name} are not as transformers reads them, such as model.layers.0" in " ".join(said.split())
 
 
 def test_an_announcement_of_a_process_that_does_not_answer_is_told(invoke, home):
@@ -223,7 +252,7 @@ def test_an_announcement_of_a_process_that_does_not_answer_is_told(invoke, home)
 
 
 def test_a_missing_package_is_told_with_the_command_that_installs_it(invoke, monkeypatch):
-    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    monkeypatch.setattr(distribution, "find_spec", lambda name: None)
 
     found = findings(invoke, "extras")
 
@@ -235,7 +264,8 @@ def test_a_missing_package_is_told_with_the_command_that_installs_it(invoke, mon
 
 
 def test_it_says_whether_the_shared_store_answers(invoke, home, monkeypatch):
-    monkeypatch.setenv("BOUGH_STORE_SECRET", "a secret of a few words")
+    (home / "secret").write_text("a secret of a few words")
+    monkeypatch.setenv("BOUGH_STORE_SECRET_FILE", str(home / "secret"))
     monkeypatch.setenv("BOUGH_STORE", str(home / "store"))
     (found,) = findings(invoke, "store")
     assert found["level"] == "ok" and "answers" in found["text"]

@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
-from bough.cli.launch.tools import TOOLS, Served, Start
-from tests.server.servers import Server, make_chat_folder, running
+from bough.cli.launch import TOOLS, ServedModel, ToolCommand
+from bough.models import ModelFiles
+from tests.server.in_process import make_words_folder, serving
+from tests.server.servers import Address
 
 EXIT_CODE = 7
-SERVED = Served("http://box:1", "qwen3:4b", 32_768, "", Path("/folder"))
-WITH_KEY = Served("http://box:1", "qwen3:4b", 32_768, "a key", Path("/folder"))
+SERVED = ServedModel("http://box:1", "qwen3:4b", 32_768, "", Path("/folder"))
+WITH_KEY = ServedModel("http://box:1", "qwen3:4b", 32_768, "a key", Path("/folder"))
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
     home = tmp_path_factory.mktemp("launch")
-    folder = make_chat_folder(home / "tiny")
-    settings = {"engine": "torch", "data_folder": home / "data", "aliases": "claude-*=tiny"}
-    with running(str(folder), home, **settings) as server:
+    with serving(ModelFiles("tiny", make_words_folder(home / "tiny")), home, aliases="claude-*=tiny") as server:
         yield server
 
 
@@ -155,7 +155,7 @@ def test_without_a_server_one_line_says_how_to_start_one(invoke, monkeypatch):
     assert (result.exit_code, result.stderr) == (1, "error: no server at http://127.0.0.1:9; `bough serve` starts one\n")
 
 
-def codex_config(start: Start) -> dict[str, Any]:
+def codex_config(start: ToolCommand) -> dict[str, Any]:
     flags = [value for flag, value in zip(start.command, start.command[1:], strict=False) if flag == "-c"]
     return tomllib.loads("\n".join(flags))
 
@@ -189,7 +189,7 @@ def test_a_key_goes_by_a_variable_and_never_into_the_arguments(name):
 def test_printed_lines_start_a_tool_as_the_command_would(programs, tmp_path):
     path = add_program(programs, "tool")
     folder = tmp_path / "a folder's"
-    start = Start([str(path), "--flag", 'it\'s "so"; $HOME'], {"NAME": "a'b $PATH\nc"}, ["OTHER"], folder)
+    start = ToolCommand([str(path), "--flag", 'it\'s "so"; $HOME'], {"NAME": "a'b $PATH\nc"}, ["OTHER"], folder)
 
     args, env, where, _ = run(
         ["/bin/sh", "-c", "\n".join(["PATH=/bin:/usr/bin OTHER=1; export OTHER", *start.write_shell()])]

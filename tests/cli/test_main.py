@@ -25,6 +25,21 @@ def test_the_version_is_that_of_the_package(invoke):
     assert invoke("--version").stdout == f"bough {VERSION}\n"
 
 
+def test_on_windows_one_line_says_what_to_do():
+    """Nothing that is imported before that line may need what Windows lacks."""
+    script = (
+        "import sys, rich.console, typer\n"
+        "sys.modules |= dict.fromkeys(('fcntl', 'resource', 'readline', 'termios'))\n"
+        "sys.platform = 'win32'\n"
+        "from bough.cli.main import main\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    assert done.stderr == "error: Bough runs on Linux and macOS; on Windows install it in WSL2\n"
+
+
 def test_help_lists_every_command(invoke):
     result = invoke("--help")
 

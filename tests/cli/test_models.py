@@ -98,6 +98,16 @@ def test_rm_of_an_alias_deletes_the_name_and_of_a_model_keeps_the_weights_for_it
     assert store.find("two") is not None and store.names() == {"two"}
 
 
+def test_rm_takes_a_name_that_is_given_twice_once(invoke, store):
+    add_model(store, "small")
+    store.copy("small", "other")
+
+    result = invoke("rm", "-y", "other", "other:latest", "--json")
+
+    assert result.exit_code == 0, result.stderr
+    assert [each["name"] for each in json.loads(result.stdout)["models"]] == ["other"]
+
+
 def test_rm_deletes_models(invoke, store):
     add_model(store, "small")
     add_model(store, "large")
@@ -200,7 +210,7 @@ def test_pull_tells_its_plan_and_asks_before_a_large_one(
     invoke, store, monkeypatch, num_bytes, words, is_terminal, is_asked
 ):
     def pull(name: str, settings, gguf, progress, announce) -> ModelFiles:
-        announce(PullPlan(name, "org/small", "mit", num_bytes, 0, 10**12))
+        announce(PullPlan(name, "org/small", "mit", num_bytes, 10**12))
         return add_model(store, name)
 
     monkeypatch.setattr("bough.models.pull", pull)
@@ -217,7 +227,7 @@ def test_pull_tells_its_plan_and_asks_before_a_large_one(
 
 def test_pull_as_json_has_the_plan_and_the_model(invoke, store, monkeypatch):
     def pull(name: str, settings, gguf, progress, announce) -> ModelFiles:
-        announce(PullPlan(name, "org/small", "mit", 5, 0, 10**12))
+        announce(PullPlan(name, "org/small", "mit", 5, 10**12))
         return add_model(store, name)
 
     monkeypatch.setattr("bough.models.pull", pull)

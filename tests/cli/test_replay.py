@@ -108,30 +108,3 @@ def test_a_missing_trace_is_an_error_with_its_name(tmp_path: Path) -> None:
     done = replay(tmp_path / "none.jsonl")
     assert done.exit_code == 1
     assert "there is no file" in done.stderr
-
-
-def test_replicas_are_compared_by_the_way_to_choose_between_them(trace: Path) -> None:
-    done = replay(trace, "--replicas", "1,2", "--budget", "100%", "--json", "--requests", "4")
-    assert done.exit_code == 0
-    one, two = map(json.loads, done.stdout.splitlines())
-    assert (one["replicas"], two["replicas"], one["requests"]) == (1, 2, 4)
-    routes = ["soonest", "soonest-copying", "longest-prefix", "power-of-two", "round-robin", "bound"]
-    assert [result["route"] for result in two["results"]] == routes
-    assert len({result["reused_share"] for result in one["results"]}) == 1
-    assert "hand.jsonl: 2 replicas of 1,536 tokens each" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--replicas", "0"], "'0'"),
-        (["--replicas", "4,x"], "'4,x'"),
-        (["--replicas", "2", "--route", "best"], "'best'"),
-        (["--replicas", "2", "--policy", "lru"], "--route"),
-        (["--replicas", "2", "--load", "0%"], "'0%'"),
-    ],
-)
-def test_wrong_options_for_replicas_are_refused(trace: Path, words: list[str], said: str) -> None:
-    done = replay(trace, *words)
-    assert done.exit_code == 2
-    assert said in done.stderr

@@ -8,7 +8,9 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
+from bough.cli.main import app
 from bough.cli.prompt_args import PromptArgs
 from bough.config import load_settings
 from bough.models import Tokenizer
@@ -19,16 +21,20 @@ from bough.types import SamplingParams
 from tests.cli.conftest import make_runner
 from tests.fakes import FakeEngine
 from tests.models.tiny_tokenizer import byte_level
+from tests.waiting import wait_until
 
 HELLO = [{"role": "user", "content": "Hello there"}]
 
 
 class InterruptedEngine(FakeEngine):
-    """Ctrl-C comes while its third token is computed."""
+    """Ctrl-C comes while its third token is computed, which takes until the request is cancelled."""
+
+    is_cancelled = None
 
     def step(self, lanes, ids):
         if len(self.evaluated) == 3:
             signal.raise_signal(signal.SIGINT)
+            wait_until(self.is_cancelled)
         return super().step(lanes, ids)
 
 
@@ -86,7 +92,7 @@ def test_what_would_be_faster_is_told_once_and_not_beside_json(invoke, runner, m
 
 
 def test_flags_reach_the_settings(invoke, loads):
-    flags = ["--context", "512", "--memory", "2GB", "--no-cache", "--engine", "mlx", "--device", "cpu"]
+    flags = ["--context", "512", "--device-memory", "2GB", "--no-cache", "--engine", "mlx", "--device", "cpu"]
 
     invoke("run", "-m", "tiny", "Hello", *flags, "--max-tokens", "1")
 
@@ -114,7 +120,7 @@ def test_flags_of_the_tiers_reach_the_settings(invoke, loads):
 
 
 def test_sampling_flags_reach_the_request(invoke, loads, tmp_path):
-    chosen = {"max_tokens": 6, "temperature": 2.0, "seed": 7, "top_k": 50, "repeat_penalty": 1.5}
+    chosen = {"max_tokens": 6, "temperature": 2.0, "seed": 7, "top_k": 50, "repeat_penalty": 1.5, "top_n_sigma": 2.5}
     expected = make_runner(tmp_path).generate(HELLO, **chosen).text
     flags = [word for name, value in chosen.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
@@ -216,7 +222,15 @@ def test_a_model_without_a_template_asks_for_raw(invoke, monkeypatch, tmp_path):
 
 def test_ctrl_c_keeps_what_came(invoke, monkeypatch, tmp_path):
     whole = make_runner(tmp_path).generate(HELLO, max_tokens=50).text
-    stopped = make_runner(tmp_path, InterruptedEngine(vocab_size=len(byte_level())))
+    engine = InterruptedEngine(vocab_size=len(byte_level()))
+    stopped = make_runner(tmp_path, engine)
+    prepare = stopped.runtime.prepare
+
+    def note_request(request, listener, is_cancelled):
+        engine.is_cancelled = is_cancelled
+        return prepare(request, listener, is_cancelled)
+
+    monkeypatch.setattr(stopped.runtime, "prepare", note_request)
     monkeypatch.setattr("bough.cli.backends.local.load", lambda *args, **settings: stopped)
 
     result = invoke("run", "Hello there", "--json", "--max-tokens", "50")
@@ -242,11 +256,8 @@ def test_the_default_model_answers_in_a_process_of_its_own(smollm2_files):
 
 @pytest.mark.model
 def test_the_default_model_passes_its_self_check(smollm2_files):
-    command = [sys.executable, "-m", "bough", "show", "smollm2", "--json"]
+    found = json.loads(CliRunner().invoke(app, ["show", "smollm2", "--json"]).stdout)
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-
-    found = json.loads(done.stdout)
     assert found["has_chat_template"]
     assert found["engine"]["capabilities"]["can_reuse"]
 

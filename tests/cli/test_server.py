@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -156,6 +157,15 @@ def test_a_bad_file_of_keys_is_one_line_before_the_model_is_loaded(invoke, folde
 
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1 and result.stderr.startswith("error: ") and str(file) in result.stderr
+
+
+def test_packages_that_are_missing_are_one_line_with_the_command_that_installs_them(invoke, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fastapi_offline", None)
+
+    result = invoke("serve")
+
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "error: fastapi_offline not installed: pip install 'bough-llm[server]'\n"
 
 
 def test_an_unknown_model_is_named(invoke, served):

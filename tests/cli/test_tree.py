@@ -1,9 +1,11 @@
-"""`bough tree` and `bough explain` without a server: the tree on disk, and no model is loaded."""
+"""`bough tree` and `bough explain`: without a server the tree on disk, and no model is loaded. Trees are watched."""
 
 from __future__ import annotations
 
 import json
 import os
+import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +18,12 @@ from bough.cache.tree.address import Address
 from bough.cache.tree.state import PAGE_TOKENS, Group, Kind
 from bough.cache.tree.tokens import pack
 from bough.config import load_settings
-from bough.models import Store
+from bough.models import ModelFolder
 from bough.models.fingerprint import tree_folder
 from tests.cli.conftest import add_model
 from tests.models.tiny_tokenizer import CHATML, byte_level
+from tests.models.web_server import Site, serving
+from tests.waiting import wait_until
 
 TEXT = "<|im_start|>user\nhello there<|im_end|>\n"
 
@@ -34,7 +38,7 @@ def grow(name: str, hf: Any, text: str = TEXT, salt: str = "", mark: str = "1f" 
     folder = tree_folder(load_settings(), name, mark)
     groups = [Group(0, Kind.FULL, bytes_per_token=4)]
     options: dict[str, Any] = {"page_tokens": PAGE_TOKENS, "groups": groups, "budget_bytes": 2**30, "floor_bytes": 0}
-    disk = Disk.open(folder, fingerprint=mark, model=name, **options)
+    disk = Disk(folder, fingerprint=mark, model=name, **options)
     tokens = pack(hf.encode(text, add_special_tokens=False))
     assert len(tokens) < 4 * PAGE_TOKENS
     root = disk.root(salt)
@@ -43,7 +47,7 @@ def grow(name: str, hf: Any, text: str = TEXT, salt: str = "", mark: str = "1f" 
     return disk
 
 
-def add_tokenizer(store: Store, name: str, hf: Any) -> None:
+def add_tokenizer(store: ModelFolder, name: str, hf: Any) -> None:
     hf.save_pretrained(add_model(store, name).folder)
 
 
@@ -107,6 +111,46 @@ def test_which_tree_is_meant_must_be_told_where_there_are_several_models(invoke,
 
     assert result.exit_code == 1
     assert result.stderr == "error: no server is running, and 'smollm2' has no tree on disk; there are one, two\n"
+
+
+def watch(url: str, **options: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "bough", "tree", "--watch", "--url", url], **options)
+
+
+def test_a_watched_tree_is_written_again_when_it_has_changed_until_ctrl_c(home):
+    site = Site(files={"/api/cache/tree": b"root"})
+    with serving(site), watch(site.url, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"root\n"
+        site.asked.clear()
+        wait_until(lambda: len(site.asked) > 1)  # the same tree was found once more
+        site.files["/api/cache/tree"] = b"another"
+
+        assert process.stdout.readline() == b"another\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+
+
+def test_on_a_terminal_a_watched_tree_begins_at_the_top_of_the_screen_and_cannot_control_it(home):
+    site = Site(files={"/api/cache/tree": "\n".join(["first \x1b[2J", *"x" * 30, "last"]).encode()})
+    terminal, its_end = pty.openpty()
+    screen = {"TERM": "xterm", "COLUMNS": "40", "LINES": "10"}
+    with serving(site), watch(site.url, stdout=its_end, env=os.environ | screen) as process:
+        os.close(its_end)
+        shown = b""
+        while shown.count(b"x") < 5:
+            shown += os.read(terminal, 4096)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    os.close(terminal)
+
+    assert "first ␛[2J" in shown.decode() and "last" not in shown.decode()
+
+
+def test_a_tree_on_disk_is_not_watched(invoke):
+    result = invoke("tree", "--watch", "--local")
+
+    assert (result.exit_code, result.stderr) == (1, "error: --watch needs a running server; `bough serve` starts one\n")
 
 
 def test_explain_matches_a_prompt_against_the_tree_on_disk(invoke, store, hf):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import pytest
@@ -56,14 +56,14 @@ def _torch(name: str, device: str = "cpu") -> Callable[[Path], EngineUnderTest]:
 
 
 def _pooled(
-    name: str, device: str = "cpu", dtype: torch.dtype = torch.float32, graphs: str = "off"
+    name: str, device: str = "cpu", dtype: torch.dtype = torch.float32, graphs: Literal["wait", "off"] = "off"
 ) -> Callable[[Path], EngineUnderTest]:
     """The torch engine on a pool: on a CPU in plain torch, to the same plans as the kernels."""
 
     def make(folder: Path) -> EngineUnderTest:
         torch.set_num_threads(1)
-        settings = Settings(cache_folder=folder, graphs=graphs)
-        engine = TorchEngine(make_model(name).to(device, dtype), settings, pools=True)
+        settings = Settings(cache_folder=folder)
+        engine = TorchEngine(make_model(name).to(device, dtype), settings, pools=True, graphs=graphs)
         engine.limit_device(_POOL_BYTES)
         assert "over a pool" in engine.describe()["step"], engine.describe()["step"]
         rounding = 1e-4 if dtype == torch.float32 else 0.1
@@ -149,10 +149,12 @@ def as_params(names: Iterable[str]) -> list[Any]:
 
 
 @pytest.fixture(scope="module", params=as_params(FACTORIES))
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EngineUnderTest:
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineUnderTest]:
     is_cuda = request.param.startswith("cuda")  # what was compiled and checked there serves other tests, too
     folder = tmp_path_factory.getbasetemp() / "cuda" if is_cuda else tmp_path_factory.mktemp("verdicts")
-    return FACTORIES[request.param](folder)
+    made = FACTORIES[request.param](folder)
+    yield made
+    made.engine.close()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from bough.cache.tree.state import PAGE_TOKENS, Group, Kind, Lane, Page, Source, State
+from bough.cache.tree.state import PAGE_TOKENS, Group, GroupSource, Kind, Lane, Page, State
 from bough.engines.contract import Engine
 
 TOLERANCE = 1e-4
@@ -57,29 +57,29 @@ def publish(lane: Lane, group: Group, start: int, end: int) -> tuple[Page, ...]:
     return tuple(lane.publish(group, *each) for each in pairwise(borders))
 
 
-def keep(engine: Engine, lane: Lane) -> dict[Group, Source]:
+def keep(engine: Engine, lane: Lane) -> dict[Group, GroupSource]:
     """All that restores the lane where it stands."""
     return {
-        group: Source(state=lane.capture(group))
+        group: GroupSource(state=lane.capture(group))
         if group.kind is Kind.RECURRENT
-        else Source(pages=publish(lane, group, group.first_needed(lane.offset), lane.offset))
+        else GroupSource(pages=publish(lane, group, group.first_needed(lane.offset), lane.offset))
         for group in engine.groups
     }
 
 
-def items(kept: dict[Group, Source]) -> list[Page | State]:
+def items(kept: dict[Group, GroupSource]) -> list[Page | State]:
     return [item for source in kept.values() for item in (*source.pages, *([source.state] if source.state else []))]
 
 
-def give_back(engine: Engine, kept: dict[Group, Source]) -> None:
+def give_back(engine: Engine, kept: dict[Group, GroupSource]) -> None:
     for item in items(kept):
         engine.release(item)
 
 
-def rewind(engine: Engine, lane: Lane, offset: int, kept: dict[Group, Source]) -> None:
+def rewind(engine: Engine, lane: Lane, offset: int, kept: dict[Group, GroupSource]) -> None:
     """Stand at `offset`, by the lane's own rows where it still has them, else by what was kept."""
     sources = {}
     for group in engine.groups:
         is_live = group.kind is not Kind.RECURRENT and lane.first_row(group) <= group.first_needed(offset)
-        sources[group] = Source(live=offset) if is_live else kept[group]
+        sources[group] = GroupSource(live=offset) if is_live else kept[group]
     lane.adopt(offset, sources)

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from bough.engines.torch.host.pool import DeviceEvent, HostPool
-from bough.engines.torch.host.streams import TimedEvent
 from bough.engines.torch.host.transfer import Transfers, largest_page_bytes
-from bough.engines.torch.layout import Layout
+from bough.engines.torch.layout import TorchLayout
 
 SECONDS_PER_BYTE = 1e-9
 
@@ -38,7 +37,7 @@ class LateEvent:
 
 
 class LaggingStreams:
-    """Implements `bough.engines.torch.host.streams.Streams` over plain memory."""
+    """Implements `bough.engines.torch.host.transfer.CopyStreams` over plain memory."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -51,7 +50,7 @@ class LaggingStreams:
 
     def copy_in(
         self, target: Tensor, source: Tensor, ready: Sequence[DeviceEvent], after: DeviceEvent | None
-    ) -> TimedEvent:
+    ) -> DeviceEvent:
         if self._waiting:
             self._catch_up(self._number)
         target.copy_(source)
@@ -89,7 +88,7 @@ def _same_memory(memory: Tensor) -> Tensor:
     return torch.frombuffer((ctypes.c_ubyte * memory.nbytes).from_address(memory.data_ptr()), dtype=torch.uint8)
 
 
-def make_lagging_transfers(layout: Layout, device: torch.device) -> Transfers:
+def make_lagging_transfers(layout: TorchLayout, device: torch.device) -> Transfers:
     """What an engine on the CPU can be given to have a host place."""
     slab_bytes = largest_page_bytes(layout)
     return Transfers(HostPool(slab_bytes, chunk_bytes=4 * slab_bytes), LaggingStreams(), device)

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -232,26 +232,20 @@ WAYS: dict[str, Callable[[Play], list[Seen]]] = {
 }
 
 
-def has_graphs() -> bool:
-    """Whether there is a setting that chooses between eager steps and graphs."""
-    return "graphs" in {field.name for field in fields(Settings)}
-
-
 def parity_rows(
     name: str,
     folder: Path,
     *,
     sizes: Sizes = LARGE,
     device: str = "cuda",
-    graphs: str | None = None,
+    graphs: str = "auto",
     dtype: torch.dtype = torch.bfloat16,
 ) -> Iterator[Row]:
     """Every way of running one model. The engine is warm before the first."""
     torch.backends.cudnn.allow_tf32 = False  # float32 means float32 here
     model = make_model(name, sizes, device, dtype)
     stock = Stock(model)
-    chosen: dict[str, Any] = {"graphs": graphs} if graphs else {}
-    with closing(TorchEngine(model, Settings(cache_folder=folder, **chosen))) as engine:
+    with closing(TorchEngine(model, Settings(cache_folder=folder), graphs=graphs)) as engine:
         require_ready(engine)
         play = Play(engine, sizes)
         for way, look in WAYS.items():
@@ -282,7 +276,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=NAMES)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--graphs", help='"auto", "wait" or "off", where the engine has that setting')
+    parser.add_argument("--graphs", default="auto", help='"auto", "wait" or "off"')
     parser.add_argument("--small", action="store_true", help="models of a few thousand weights, for a CPU")
     given = parser.parse_args()
     sizes = SMALL if given.small else LARGE

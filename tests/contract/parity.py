@@ -21,7 +21,15 @@ from bough.config import Settings
 from bough.engines.contract import Capabilities, Engine
 from bough.engines.torch import TorchEngine
 from tests.contract.driving import give_back, keep, make_ids, new_lane, rewind, run
-from tests.packed_models import load_packed, make_reference, make_state_reference, make_wide_model, save_model
+from tests.packed_models import (
+    load_packed,
+    make_reference,
+    make_state_reference,
+    make_wide_model,
+    pack_in_blocks,
+    save_model,
+    unpack_model,
+)
 from tests.tiny_models import CONFIGS, ON_MLX, make_model
 
 LENGTH = 120  # five windows of the tiny models, and two chunks of the recurrent ones
@@ -32,6 +40,7 @@ AT = 70
 class Row:
     """One architecture: what the self-check says, and the largest difference of each way.
 
+    `spread` is that of the reference's logits, `own_difference` the largest between any way and one run of the same engine.
     `state_difference` is that of the last hidden state, as a share of its norm.
     """
 
@@ -41,6 +50,8 @@ class Row:
     step: str
     capabilities: Capabilities
     differences: dict[str, float]
+    spread: float
+    own_difference: float
     state_difference: float
 
 
@@ -161,6 +172,11 @@ def stepped(engine: Engine, ids: list[int], branch: list[int]) -> list[tuple[Any
     return [(logits[0], ids), (logits[1], branch[: other.offset])]
 
 
+def at_once(engine: Engine, ids: list[int]) -> Any:
+    """The logits after `ids`, of one run in an empty lane."""
+    return run(engine, new_lane(engine, LENGTH), ids, [len(ids)])
+
+
 def states(engine: Engine, ids: list[int]) -> list[list[float]]:
     """The last hidden state after `ids`: at once, and in the other ways that the self-check allows."""
     found = [engine.evaluate_state(new_lane(engine, LENGTH), ids)]
@@ -195,23 +211,51 @@ WAYS: dict[str, Callable[..., list[tuple[Any, list[int]]]]] = {
 }
 
 
+def block_pair(name: str, folder: Path, type_name: str, columns: int) -> Pair:
+    """A model of this width whose matrices are random blocks of a type, and the same one with float weights."""
+    heads = {"num_attention_heads": columns // 64, "num_key_value_heads": columns // 256 + columns // 576, "head_dim": 64}
+    shape = {"hidden_size": columns, "intermediate_size": columns, **heads}
+    model, plain = make_wide_model(name, **shape), make_wide_model(name, **shape)
+    choice = pack_in_blocks(model, type_name)
+    pack_in_blocks(plain, type_name)
+    unpack_model(plain)
+    plain.set_attn_implementation("eager")
+
+    @torch.inference_mode()
+    def reference(ids: list[int]) -> Any:
+        return plain(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
+
+    @torch.inference_mode()
+    def state(ids: list[int]) -> Any:
+        return plain.base_model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state[0, -1]
+
+    engine = TorchEngine(model, Settings(device="cpu", cache_folder=folder), weights=choice)
+    return Pair(engine, reference, state)
+
+
 def parity_row(name: str, folder: Path, engine_name: str = "torch") -> Row:
     """The architecture `name`; ways that the self-check rules out are not run."""
-    pair = PAIRS[engine_name](name, folder)
+    return row_of(name, folder, PAIRS[engine_name](name, folder), engine_name)
+
+
+def row_of(name: str, folder: Path, pair: Pair, engine_name: str = "") -> Row:
+    """What is found of a pair."""
     engine = pair.engine
     ids = make_ids(engine, LENGTH, seed=3)
     branch = ids[:AT] + make_ids(engine, LENGTH - AT, seed=4)
     ways = [way for way in WAYS if way == "stepped" or engine.capabilities.can_reuse]
+    seen = {way: WAYS[way](engine, ids, branch) for way in ways}
     found = {
-        way: max(float(abs(logits - pair.reference(tokens)).max()) for logits, tokens in WAYS[way](engine, ids, branch))
-        for way in ways
+        way: max(float(abs(logits - pair.reference(tokens)).max()) for logits, tokens in each) for way, each in seen.items()
     }
+    own = max(float(abs(logits - at_once(engine, tokens)).max()) for each in seen.values() for logits, tokens in each)
+    spread = float(pair.reference(ids).max() - pair.reference(ids).min())
     if engine_name == "mlx":
         found["transformers"] = difference_to_torch(name, pair, ids, folder)
     kinds = "+".join(group.kind.value for group in engine.groups)
     described = engine.describe()
     step, difference = described.get("step", ""), state_difference(pair, ids)
-    return Row(name, kinds or "none", described["state"], step, engine.capabilities, found, difference)
+    return Row(name, kinds or "none", described["state"], step, engine.capabilities, found, spread, own, difference)
 
 
 def difference_to_torch(name: str, pair: Pair, ids: list[int], folder: Path) -> float:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from bough.cache.tree.state import Group, Kind, Source
+from bough.cache.tree.state import Group, GroupSource, Kind
 from bough.types import Draw, SamplingParams
 from tests import reference_sampler as reference
 from tests.contract.conftest import EngineUnderTest
@@ -130,7 +130,7 @@ def test_a_page_may_begin_before_the_rows_that_are_needed_and_end_after_them(tes
     states = {group: lane.capture(group) for group in recurrent_groups(tested)}
     run(tested.engine, lane, ids, [20])
     pages = {group: publish(lane, group, lane.first_row(group), 70) for group in row_groups(tested)}
-    kept = {group: Source(state=states.get(group), pages=pages.get(group, ())) for group in tested.engine.groups}
+    kept = {group: GroupSource(state=states.get(group), pages=pages.get(group, ())) for group in tested.engine.groups}
 
     other = new_lane(tested.engine, LENGTH)
     other.adopt(50, kept)
@@ -149,7 +149,7 @@ def test_live_rows_and_pages_together_cover_a_full_group(tested: EngineUnderTest
     kept = keep(tested.engine, lane)
     run(tested.engine, other, other_ids, [60])
 
-    mixed = {group: Source(live=30, pages=kept[group].pages) if group in full else kept[group] for group in kept}
+    mixed = {group: GroupSource(live=30, pages=kept[group].pages) if group in full else kept[group] for group in kept}
     other.adopt(60, mixed)
 
     assert is_close(run(tested.engine, other, ids, [30]), answer(tested.engine, ids))
@@ -177,7 +177,7 @@ def test_adopting_offset_0_starts_anew(tested: EngineUnderTest) -> None:
     lane = new_lane(tested.engine, LENGTH)
     run(tested.engine, lane, other_ids, [LENGTH])
 
-    lane.adopt(0, {group: Source() for group in tested.engine.groups})
+    lane.adopt(0, {group: GroupSource() for group in tested.engine.groups})
 
     assert lane.offset == 0
     assert is_close(run(tested.engine, lane, ids, [LENGTH]), answer(tested.engine, ids))
@@ -216,10 +216,10 @@ def test_a_state_is_adopted_at_exactly_its_offset(tested: EngineUnderTest) -> No
     run(tested.engine, lane, ids, [40])
     kept = keep(tested.engine, lane)
 
-    for state in (lambda group: Source(state=kept[group].state), lambda group: Source(live=39)):
+    for state in (lambda group: GroupSource(state=kept[group].state), lambda group: GroupSource(live=39)):
         with pytest.raises(AssertionError):
             lane.adopt(
-                39, {group: state(group) if group in recurrent_groups(tested) else Source(live=39) for group in kept}
+                39, {group: state(group) if group in recurrent_groups(tested) else GroupSource(live=39) for group in kept}
             )
 
     give_back(tested.engine, kept)
@@ -235,7 +235,7 @@ def test_what_was_published_and_captured_does_not_change_with_the_lane(tested: E
     run(tested.engine, lane, ids, [30])
     rewind(tested.engine, lane, 60, kept)
     run(tested.engine, lane, other_ids, [1, 2, 27])
-    lane.adopt(0, {group: Source() for group in kept})
+    lane.adopt(0, {group: GroupSource() for group in kept})
     run(tested.engine, lane, other_ids, [50, 20])
     lane.clear()
 
@@ -285,7 +285,7 @@ def test_packing_and_unpacking_is_exact(tested: EngineUnderTest) -> None:
     for group, source in kept.items():
         pages = tuple(engine.unpack_page(group, page.start, page.end, engine.pack(page)) for page in source.pages)
         state = engine.unpack_state(group, 60, engine.pack(source.state)) if source.state else None
-        unpacked[group] = Source(pages=pages, state=state)
+        unpacked[group] = GroupSource(pages=pages, state=state)
 
     assert [engine.pack(item) for item in items(unpacked)] == [engine.pack(item) for item in items(kept)]
     assert [item.nbytes for item in items(unpacked)] == [item.nbytes for item in items(kept)]

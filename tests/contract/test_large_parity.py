@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.contract.large_parity import MOST, NAMES, SMALL, WAYS, Seen, Stock, has_graphs, judge, make_model, parity_rows
+from tests.contract.large_parity import MOST, NAMES, SMALL, WAYS, Seen, Stock, judge, make_model, parity_rows
 
 NEEDS_CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
-MODES = ("off", "wait") if has_graphs() else (None,)
+MODES = ("off", "wait")
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +29,7 @@ def test_small_models_in_bfloat16_are_as_near_to_float32_as_stock_transformers(n
 @pytest.mark.parametrize("graphs", MODES)
 @pytest.mark.parametrize("name", [pytest.param(name, marks=NEEDS_CUDA) for name in NAMES])
 @pytest.mark.timeout(600)
-def test_larger_models_on_cuda_are_as_near_to_float32_as_stock_transformers(
-    name: str, graphs: str | None, tmp_path: Path
-) -> None:
+def test_larger_models_on_cuda_are_as_near_to_float32_as_stock_transformers(name: str, graphs: str, tmp_path: Path) -> None:
     rows = list(parity_rows(name, tmp_path, graphs=graphs))
 
     assert {row.way: row.ratio for row in rows if not row.ratio <= MOST} == {}

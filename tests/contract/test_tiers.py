@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pytest
 
-from bough.cache.tree.state import Group, Page, Source, State, Tier
+from bough.cache.tree.state import Group, GroupSource, Page, State, Tier
 from bough.engines.contract import Engine
 from tests.contract.conftest import WITH_HOST, EngineUnderTest, as_params
 from tests.contract.driving import answer, give_back, is_close, items, keep, make_ids, new_lane, run
@@ -15,8 +15,10 @@ from tests.contract.test_engine_contract import LENGTH, LONG, recurrent_groups, 
 
 
 @pytest.fixture(scope="module", params=as_params(WITH_HOST))
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EngineUnderTest:
-    return WITH_HOST[request.param](tmp_path_factory.mktemp("verdicts"))
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineUnderTest]:
+    made = WITH_HOST[request.param](tmp_path_factory.mktemp("verdicts"))
+    yield made
+    made.engine.close()
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def engine(tested: EngineUnderTest) -> Engine:
     return tested.engine
 
 
-def kept_at(engine: Engine, offset: int, seed: int = 0) -> dict[Group, Source]:
+def kept_at(engine: Engine, offset: int, seed: int = 0) -> dict[Group, GroupSource]:
     lane = new_lane(engine, offset)
     run(engine, lane, make_ids(engine, offset, seed), [offset])
     return keep(engine, lane)
@@ -35,13 +37,13 @@ def packed(engine: Engine, what: Iterable[Page | State]) -> list[bytes]:
     return [bytes(engine.pack(item) or b"") for item in what]
 
 
-def move_out(engine: Engine, kept: dict[Group, Source]) -> list[Page | State]:
+def move_out(engine: Engine, kept: dict[Group, GroupSource]) -> list[Page | State]:
     for item in items(kept):
         engine.to_host(item)
     return items(kept)
 
 
-def copy_to_host(engine: Engine, kept: dict[Group, Source]) -> dict[Group, Source]:
+def copy_to_host(engine: Engine, kept: dict[Group, GroupSource]) -> dict[Group, GroupSource]:
     """The same content once more, as if it came from disk."""
     copies = {}
     for group, source in kept.items():
@@ -51,7 +53,7 @@ def copy_to_host(engine: Engine, kept: dict[Group, Source]) -> dict[Group, Sourc
         state = source.state and engine.unpack_state(
             group, source.state.offset, packed(engine, [source.state])[0], Tier.HOST
         )
-        copies[group] = Source(pages=tuple(pages), state=state)
+        copies[group] = GroupSource(pages=tuple(pages), state=state)
     return copies
 
 
@@ -253,5 +255,5 @@ def test_states_are_restored_from_the_host_at_exactly_their_offset(tested: Engin
     run(engine, lane, make_ids(engine, 60), [60])
 
     with pytest.raises(AssertionError):
-        lane.adopt(39, {group: kept[group] if kept[group].state else Source(live=39) for group in kept})
+        lane.adopt(39, {group: kept[group] if kept[group].state else GroupSource(live=39) for group in kept})
     give_back(engine, kept)

@@ -58,7 +58,7 @@ def _read_everything(world: World) -> int:
 def _ask(world: World, salt: str, tokens: list[int]) -> int:
     """Serve a request that goes on after these tokens, leaving no trace; what the tree has of them must be reused."""
     depth = depth_in_tree(world, salt, tokens)
-    session = world.cache.begin([*tokens, 61], salt=salt, max_new_tokens=1, store=False)
+    session = world.cache.begin([*tokens, 61], salt=salt, max_new_tokens=1, keep_state=False)
     world.sessions = [session]
     session.finish_loading()
     world.prefill(session)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bough.cache.disk import Disk, NotOwner
-from bough.cache.tree.plan import Live, plan
+from bough.cache.tree.plan import LiveRows, plan
 from bough.cache.tree.state import Group
 from bough.types import Boundary, Mark
 from tests.fakes import MODELS, FakeEngine
@@ -67,7 +67,7 @@ class Setup:
 
     def open_disk(self, folder: Path, not_owner: NotOwner | None = None) -> Disk:
         options: dict[str, Any] = {"budget_bytes": self.disk_bytes, "floor_bytes": 0, "not_owner": not_owner}
-        return Disk.open(folder, fingerprint="crash", page_tokens=4, groups=self.groups, **options)
+        return Disk(folder, fingerprint="crash", page_tokens=4, groups=self.groups, **options)
 
     def open(
         self, folder: Path, kind: type[World] = World, *, is_roomy: bool = False, not_owner: NotOwner | None = None
@@ -117,14 +117,14 @@ def depth_in_tree(world: World, salt: str, tokens: list[int]) -> int:
     """How deep the tree alone, without any lane, can restore these tokens."""
     cache = world.cache
     found = cache.forest.find(salt).match(tokens)
-    nothing = Live(0, -1, dict.fromkeys(cache.memory.groups, 0))
+    nothing = LiveRows(0, -1, dict.fromkeys(cache.memory.groups, 0))
     return plan(cache.memory.groups, found.path, found.length, nothing, found.length)
 
 
 def _promised_depth(world: World, salt: str, tokens: list[int]) -> int:
     """The deepest restore point, where the model needs one: window rows of others may let it stand deeper today."""
     depth = depth_in_tree(world, salt, tokens)
-    if not world.cache.costs.needs_points:
+    if not world.cache.memory.needs_points:
         return depth
     path = world.cache.forest.find(salt).match(tokens).path
     return max((at for node in path for at in node.points if at <= depth), default=0)

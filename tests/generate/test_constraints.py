@@ -267,10 +267,6 @@ def test_constraints_of_one_factory_do_not_touch_each_other(factory: ConstraintF
 # What cannot be served
 
 
-def test_without_a_format_there_is_no_constraint(factory: ConstraintFactory):
-    assert factory.make(None) is None
-
-
 @pytest.mark.parametrize(
     ("format", "reason"),
     [

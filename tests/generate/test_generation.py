@@ -5,17 +5,20 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from benchmarks.null_engine import NullEngine, NullVocabulary
 from bough.bench.alone import run_alone
-from bough.bench.core.null_engine import NullEngine, NullVocabulary
 from bough.cache.prefix_cache import PrefixCache
 from bough.engines.contract import Capabilities
 from bough.errors import EngineError, PromptTooLong, RequestError
 from bough.generate import scoring
 from bough.generate.generation import MIN_CHUNK, MIN_CHUNK_BESIDE_OTHERS, ChunkSize, Generation
 from bough.generate.request import Request
+from bough.scheduling.job import Job, PromptAdvanced, RequestNews
+from bough.tokens import Tokens
 from bough.types import Chunk, Completion, SamplingParams
 from tests import invariants
 from tests import reference_sampler as reference
@@ -29,6 +32,7 @@ class Letters:
     """A vocabulary whose tokens are single letters; 63 ends an answer."""
 
     eos_ids = frozenset({63})
+    strips_leading_space = False
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([ord("A") + token_id % 57])
@@ -43,12 +47,12 @@ class Bench:
         self.cache = PrefixCache(self.engine, [self.engine.make_lane(), self.engine.make_lane()], page_tokens=4)
         self.clock = lambda: next(ticks) / 10
 
-    def stream(self, request: Request) -> Iterator[Chunk | Completion]:
-        generation = Generation(self.engine, request, Letters(), None, self.clock)
-        return run_alone(self.engine, self.cache, generation, ChunkSize(3))
+    def stream(self, request: Request, **options: Any) -> Iterator[Chunk | Completion]:
+        job = Job(self.engine, request, Letters(), None, self.clock, **options)
+        return run_alone(self.engine, self.cache, job, ChunkSize(3))
 
     def run(self, ids: list[int] = PROMPT, choice: int = 0, seed: int = 0, **params: object) -> Completion:
-        *_, completion = self.stream(Request(ids, SamplingParams(**params), seed=seed, choice=choice))  # type: ignore[arg-type]
+        *_, completion = self.stream(Request(Tokens.of(ids), SamplingParams(**params), seed=seed, choice=choice))  # type: ignore[arg-type]
         invariants.check(self.cache, self.engine)
         assert isinstance(completion, Completion)
         return completion
@@ -134,7 +138,7 @@ def test_a_stop_string_at_the_very_end_counts() -> None:
 def test_pieces_joined_are_the_whole_text_also_with_an_almost_matching_stop() -> None:
     bench = Bench()
     text = bench.run(max_tokens=8, ignore_eos=True).text
-    request = Request(PROMPT, SamplingParams(max_tokens=8, ignore_eos=True, stop=(text[3:6] + "?",)))
+    request = Request(Tokens.of(PROMPT), SamplingParams(max_tokens=8, ignore_eos=True, stop=(text[3:6] + "?",)))
 
     *pieces, done = bench.stream(request)
 
@@ -166,7 +170,7 @@ def test_an_answer_without_a_limit_takes_a_quarter_of_the_context(
 ) -> None:
     engine = NullEngine()
     engine.context_tokens = context
-    request = Request(PROMPT, SamplingParams(max_tokens=max_tokens))
+    request = Request(Tokens.of(PROMPT), SamplingParams(max_tokens=max_tokens))
     generation = Generation(engine, request, NullVocabulary(), None, lambda: 0.0)
 
     *_, done = run_alone(engine, PrefixCache(engine, [engine.make_lane()]), generation, ChunkSize(8))
@@ -179,7 +183,7 @@ def test_an_answer_without_a_limit_takes_a_quarter_of_the_context(
 def test_leaving_the_stream_anywhere_keeps_the_work_and_frees_the_lane(model: str) -> None:
     for pieces in range(8):
         bench = Bench(model)
-        stream = bench.stream(Request(PROMPT, SamplingParams(max_tokens=5, ignore_eos=True)))
+        stream = bench.stream(Request(Tokens.of(PROMPT), SamplingParams(max_tokens=5, ignore_eos=True)))
         for _ in range(pieces):
             next(stream)
         stream.close()  # type: ignore[attr-defined]
@@ -191,9 +195,9 @@ def test_leaving_the_stream_anywhere_keeps_the_work_and_frees_the_lane(model: st
 def test_a_cancelled_request_says_so_and_keeps_what_was_computed() -> None:
     bench = Bench()
     asked = itertools.count()
-    request = Request(PROMPT, SamplingParams(max_tokens=5), is_cancelled=lambda: next(asked) >= 2)
+    request = Request(Tokens.of(PROMPT), SamplingParams(max_tokens=5))
 
-    *_, done = bench.stream(request)
+    *_, done = bench.stream(request, asks_to_end=lambda: next(asked) >= 2)
 
     assert isinstance(done, Completion) and done.finish_reason == "cancelled"
     assert bench.run(max_tokens=1).usage.cached_tokens > 0
@@ -211,7 +215,7 @@ def test_a_seed_gives_one_text_alone_and_among_others_and_another_seed_another()
     alone = Bench().run(max_tokens=8, temperature=1.0, seed=7, ignore_eos=True)
     bench = Bench()
     streams = [
-        bench.stream(Request(ids, SamplingParams(max_tokens=8, temperature=1.0, ignore_eos=True), seed=seed))
+        bench.stream(Request(Tokens.of(ids), SamplingParams(max_tokens=8, temperature=1.0, ignore_eos=True), seed=seed))
         for ids, seed in ((PROMPT, 7), ([9, 9], 3))
     ]
     turns = list(itertools.zip_longest(*streams))  # the two take turns
@@ -230,9 +234,9 @@ def test_logprobs_come_with_each_token() -> None:
 
 
 def test_progress_reaches_the_whole_prompt() -> None:
-    seen: list[tuple[int, int]] = []
-    bench = Bench()
-    list(bench.stream(Request(PROMPT, SamplingParams(max_tokens=1), on_progress=lambda done, of: seen.append((done, of)))))
+    news: list[RequestNews] = []
+    list(Bench().stream(Request(Tokens.of(PROMPT), SamplingParams(max_tokens=1)), listener=news.append))
+    seen = [(each.done_tokens, each.total_tokens) for each in news if isinstance(each, PromptAdvanced)]
     assert seen[0] == (0, 8) and seen[-1] == (8, 8)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
 
@@ -279,7 +283,7 @@ def count_seen(generation: Generation) -> dict[int, int]:
 def test_penalties_apply_to_the_last_tokens_of_prompt_and_answer(last_n: int, penalty: dict[str, float]) -> None:
     bench = Bench()
     params = SamplingParams(max_tokens=20, ignore_eos=True, repeat_last_n=last_n, **penalty)  # type: ignore[arg-type]
-    generation = Generation(bench.engine, Request(PROMPT, params), Letters(), None, bench.clock)
+    generation = Generation(bench.engine, Request(Tokens.of(PROMPT), params), Letters(), None, bench.clock)
     tokens = list(PROMPT)
 
     for chunk in run_alone(bench.engine, bench.cache, generation, ChunkSize(3)):
@@ -292,7 +296,7 @@ def test_penalties_apply_to_the_last_tokens_of_prompt_and_answer(last_n: int, pe
 def test_without_penalties_no_token_is_counted() -> None:
     bench = Bench()
 
-    generation = Generation(bench.engine, Request(PROMPT, SamplingParams()), Letters(), None, bench.clock)
+    generation = Generation(bench.engine, Request(Tokens.of(PROMPT), SamplingParams()), Letters(), None, bench.clock)
 
     assert generation.draw().seen is None
 
@@ -308,7 +312,7 @@ def test_a_scored_prompt_is_computed_whole_tells_the_same_cold_and_warm_and_stay
         expected.append(reference.score(scores, PROMPT[end], 2))
 
     def score() -> list[Chunk | Completion]:
-        request = Request(PROMPT, SamplingParams(max_tokens=2, ignore_eos=True, logprobs=2), scores_prompt=True)
+        request = Request(Tokens.of(PROMPT), SamplingParams(max_tokens=2, ignore_eos=True, logprobs=2), scores_prompt=True)
         pieces = list(bench.stream(request))
         invariants.check(bench.cache, bench.engine)
         return pieces
@@ -333,7 +337,7 @@ def test_a_scored_prompt_is_computed_whole_tells_the_same_cold_and_warm_and_stay
 def test_a_prompt_that_only_fits_at_once_has_a_bound_for_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "MAX_LOGITS", 4 * 64)
     bench = Bench()
-    request = Request(PROMPT, SamplingParams(max_tokens=0, logprobs=0), scores_prompt=True)
+    request = Request(Tokens.of(PROMPT), SamplingParams(max_tokens=0, logprobs=0), scores_prompt=True)
     *_, chunked = bench.stream(request)
     assert isinstance(chunked, Completion) and len(chunked.prompt_logprobs) == 7
 
@@ -348,7 +352,7 @@ def test_further_end_tokens_end_an_answer_and_are_no_part_of_it() -> None:
     first, second = bench.run(ids, max_tokens=2, ignore_eos=True).token_ids
     assert first != second and 63 not in (first, second)
 
-    *_, ended = bench.stream(Request(ids, SamplingParams(max_tokens=5), end_ids=frozenset({second})))
+    *_, ended = bench.stream(Request(Tokens.of(ids), SamplingParams(max_tokens=5), end_ids=frozenset({second})))
 
     assert isinstance(ended, Completion)
     assert (ended.token_ids, ended.finish_reason) == ((first,), "stop")

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.generate.request import SEED_BITS, Uniforms, choose_seed
+from bough.generate.request import SEED_BITS, Request, Uniforms, choose_seed
+from bough.models.prompts import EncodedPrompt
+from bough.tokens import Tokens
+from bough.types import SamplingParams
 
 INTEGERS = st.integers(-(2**70), 2**70)
 
@@ -51,3 +56,15 @@ def test_a_seed_that_was_asked_for_is_kept_even_if_it_is_zero():
 def test_without_a_seed_the_source_gives_one_of_a_size_that_json_can_carry():
     assert choose_seed(None, random_bits=lambda bits: (1 << bits) - 1) == 2**53 - 1
     assert SEED_BITS == 53
+
+
+def test_a_request_crosses_to_another_machine_whole_and_its_ids_once() -> None:
+    prompt = EncodedPrompt(Tokens.of(range(1000)), is_chat=True)
+    request = Request.of(prompt, SamplingParams(temperature=1.0), salt="mine", resumed_ids=(5, 6))
+
+    sent = pickle.dumps(request)
+    received = pickle.loads(sent)
+
+    assert received == request and received.seed == request.seed
+    assert received.known.ids == [*range(1000), 5, 6]
+    assert len(sent) < 2 * len(prompt.tokens.key)

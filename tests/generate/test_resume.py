@@ -17,8 +17,9 @@ from bough.errors import RequestError
 from bough.generate.generation import ChunkSize, Generation
 from bough.generate.request import Request
 from bough.models import ModelFiles
-from bough.models.prompts import Encoded
+from bough.models.prompts import EncodedPrompt
 from bough.runtime import Runtime, load_runtime
+from bough.tokens import Tokens
 from bough.types import Chunk, Completion, SamplingParams
 from tests.generate.test_generation import PROMPT, Bench, every_model
 from tests.server.servers import make_chat_folder
@@ -29,6 +30,7 @@ class Emoji:
     """A vocabulary of single bytes of emoji, kana and letters: most characters take several tokens; 63 ends an answer."""
 
     eos_ids = frozenset({63})
+    strips_leading_space = False
     text = "🌳é木ab".encode()
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -38,7 +40,7 @@ class Emoji:
 
 def answer(bench: Bench, vocabulary: Any = None, **request: Any) -> tuple[list[Chunk], Completion]:
     """The chunks of an answer that have something in them, and its completion."""
-    asked = Request(PROMPT, request.pop("params"), **request)
+    asked = Request(Tokens.of(PROMPT), request.pop("params"), **request)
     generation = Generation(bench.engine, asked, vocabulary or Emoji(), None, bench.clock)
     *pieces, completion = run_alone(bench.engine, bench.cache, generation, ChunkSize(3))
     assert isinstance(completion, Completion)
@@ -111,7 +113,8 @@ def load_runtime_of(folder: Path) -> Iterator[Runtime]:
 
 def run(runtime: Runtime, params: SamplingParams, resumed_ids: Sequence[int] = ()) -> Completion:
     """An answer without the tree: what it computes must not depend on what was kept of another."""
-    generation = runtime.prepare(Encoded([5, 6, 7, 8, 9, 10]), params, store=False, resumed_ids=resumed_ids)
+    prompt = EncodedPrompt(Tokens.of([5, 6, 7, 8, 9, 10]))
+    generation = runtime.prepare(Request.of(prompt, params, keep_state=False, resumed_ids=resumed_ids))
     *_, completion = run_alone(runtime.engine, runtime.prefix_cache, generation, runtime.chunk_size)
     assert isinstance(completion, Completion)
     return completion

@@ -6,6 +6,7 @@ import pytest
 
 from bough.errors import PromptTooLong, TimedOut
 from bough.generate.request import Request
+from bough.tokens import Tokens
 from tests.contract.driving import new_lane
 from tests.fakes import MODELS
 from tests.scheduling.concert import Client, Concert
@@ -14,7 +15,7 @@ TEXT = list(range(40))
 
 
 def embed(concert: Concert, ids: list[int], salt: str = "", deadline_s: float = 1e9) -> Client:
-    return concert.ask(ids, salt=salt, deadline_s=deadline_s, wants_state=True, store=False)
+    return concert.ask(ids, salt=salt, deadline_s=deadline_s, wants_state=True, keep_state=False)
 
 
 def state_of(concert: Concert, ids: list[int]) -> tuple[float, ...]:
@@ -101,4 +102,4 @@ def test_a_text_may_fill_the_whole_context_and_no_more() -> None:
 
     assert client.completion is not None and client.completion.embedding == state_of(concert, ids)
     with pytest.raises(PromptTooLong, match=f"{context + 1}"):
-        concert.prepare(Request([*ids, 1], wants_state=True))
+        concert.prepare(Request(Tokens.of([*ids, 1]), wants_state=True))

@@ -8,7 +8,7 @@ import pytest
 
 from bough.config import Settings, load_settings
 from bough.errors import SettingsError
-from bough.models import GgufSupport, Store, resolve
+from bough.models import GgufSupport, ModelFolder, resolve
 from bough.models.aliases import AliasRules
 from tests.models.test_store import add
 
@@ -47,7 +47,7 @@ def test_the_pattern_that_says_most_counts_and_other_characters_mean_themselves(
 
 def test_a_name_is_an_alias_of_the_settings_then_a_model_then_matched_by_a_pattern(tmp_path: Path):
     settings = Settings(data_folder=tmp_path, aliases="exact=small, c*=small")
-    store = Store(settings.models_folder)
+    store = ModelFolder(settings.models_folder)
     add(store, "small", '{"a": 1}')
     add(store, "code", '{"a": 2}')
 

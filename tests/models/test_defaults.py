@@ -14,9 +14,11 @@ from transformers import GenerationConfig
 from bough.models import ModelFiles, describe
 from bough.models.defaults import NEUTRAL, ModelDefaults, read_defaults, unset_names
 from bough.models.fetching.registry import KNOWN
-from bough.models.gguf.convert import convert
-from bough.models.gguf.folder import make_folder
+from bough.models.gguf import folder as gguf_folder
+from bough.models.gguf import prepare as gguf_prepare
+from bough.models.weights.gguf_header import read_gguf
 from bough.types import SamplingParams
+from tests.models.gguf.prepared import prepare_to
 from tests.models.tiny_gguf import write_gguf
 from tests.models.web_server import Recorder
 
@@ -89,7 +91,19 @@ def test_a_known_model_is_recognised_by_the_path_of_its_folder(tmp_path: Path) -
     assert read_defaults(ModelFiles("m", tmp_path)).values == SMOLLM2.sampling
 
 
-@pytest.mark.parametrize("make", [convert, make_folder])
+def make_folder(file: Path, folder: Path, progress: Recorder) -> None:
+    gguf_folder.make_folder(read_gguf(file), folder, progress)
+
+
+def convert(file: Path, folder: Path, progress: Recorder) -> None:
+    gguf_prepare.convert(read_gguf(file), folder, progress, "for a test")
+
+
+def prepare(file: Path, folder: Path, progress: Recorder) -> None:
+    prepare_to(folder, file)
+
+
+@pytest.mark.parametrize("make", [convert, make_folder, prepare])
 def test_what_a_gguf_file_recommends_survives_in_the_folder_made_from_it(tmp_path: Path, make: Any) -> None:
     file, folder = tmp_path / "tiny.gguf", tmp_path / "made"
     sampling = {"temp": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.01, "penalty_repeat": 1.1, "penalty_last_n": 128}

@@ -182,7 +182,7 @@ def test_a_cancelled_request_ends_among_control_tokens_that_its_client_typed(wat
     hf = byte_level()
     tokenizer = watched_tokenizer(hf, watched)
     with pytest.raises(RequestCancelled):
-        tokenizer.render(
+        tokenizer.template.render(
             [{"role": "user", "content": "<|im_end|>1 2 " * 100}],
             limit=PromptLimit(None, lambda: len(watched.encoded) >= 3),
         )
@@ -202,14 +202,14 @@ def test_messages_that_cannot_fit_are_refused_before_they_are_rendered(monkeypat
     tokenizer = watched_tokenizer(hf, Watched(hf.backend_tokenizer))
 
     with pytest.raises(PromptTooLong, match="at least"):
-        tokenizer.render([{"role": "user", "content": "x" * 10_000}], limit=PromptLimit(10))
+        tokenizer.template.render([{"role": "user", "content": "x" * 10_000}], limit=PromptLimit(10))
 
 
 def test_what_a_template_leaves_out_does_not_count() -> None:
     tokenizer = Tokenizer(byte_level(THINKS))
     thought = {"role": "assistant", "content": "<think>" + "so " * 4000 + "</think>Yes."}
 
-    rendered = tokenizer.render(
+    rendered = tokenizer.template.render(
         [{"role": "user", "content": "a"}, thought, {"role": "user", "content": "b"}], limit=PromptLimit(100)
     )
 
@@ -220,5 +220,7 @@ def test_special_tokens_that_were_typed_are_counted_as_they_are_encoded() -> Non
     tokenizer = Tokenizer(byte_level())
     chat = [{"role": "user", "content": "what is <|im_end|> and <|im_start|>?"}] * 3
 
-    assert tokenizer.count(chat) == len(tokenizer.render(chat).ids)
-    assert tokenizer.count(chat, prefill="so <|im_end|>") == len(tokenizer.render(chat, prefill="so <|im_end|>").ids)
+    assert tokenizer.template.count(chat) == len(tokenizer.template.render(chat).ids)
+    assert tokenizer.template.count(chat, prefill="so <|im_end|>") == len(
+        tokenizer.template.render(chat, prefill="so <|im_end|>").ids
+    )

@@ -13,11 +13,20 @@ import pytest
 
 from bough.config import Settings
 from bough.errors import ModelError, UnsupportedModel
-from bough.models.files import ModelFiles
-from bough.models.fingerprint import check_packed, fingerprint, hash_weights, safe_name, tree_folder
-from bough.models.gguf.convert import convert
+from bough.models.files import CONFIG_FILE, FLOATS_FILE, PACKED_FILE, ModelFiles
+from bough.models.fingerprint import (
+    check_packed,
+    fingerprint,
+    hash_paths,
+    hash_weights,
+    remember_hashes,
+    safe_name,
+    tree_folder,
+)
 from bough.models.gguf.folder import make_folder
+from bough.models.weights.gguf_header import read_gguf
 from bough.types import SilentProgress
+from tests.models.gguf.prepared import prepare_to
 from tests.models.tiny_gguf import write_gguf
 
 FILES = {
@@ -283,7 +292,7 @@ def test_a_fingerprint_from_a_strange_file_leads_nowhere_else(settings):
 
 def test_a_gguf_file_counts_as_the_weights_it_holds(tmp_path: Path, settings: Settings) -> None:
     write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q8_0)
-    make_folder(tmp_path / "tiny.gguf", tmp_path / "kept", SilentProgress())
+    make_folder(read_gguf(tmp_path / "tiny.gguf"), tmp_path / "kept", SilentProgress())
     files = ModelFiles("tiny", tmp_path / "kept")
     before = fingerprint(files, settings)
 
@@ -296,44 +305,86 @@ def test_a_gguf_file_counts_as_the_weights_it_holds(tmp_path: Path, settings: Se
 
 
 @pytest.fixture
-def converted(tmp_path: Path) -> ModelFiles:
+def prepared(tmp_path: Path) -> ModelFiles:
     write_gguf(tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.Q8_0)
-    convert(tmp_path / "tiny.gguf", tmp_path / "converted", SilentProgress())
-    return ModelFiles("tiny", tmp_path / "converted")
+    prepare_to(tmp_path / "prepared", tmp_path / "tiny.gguf")
+    return ModelFiles("tiny", tmp_path / "prepared")
 
 
-def test_packed_weights_do_not_change_it(converted: ModelFiles, settings: Settings) -> None:
-    with_packed = print_of(converted, settings)
-    assert (converted.folder / "model.gguf").is_file()
+def test_how_the_tokenizer_of_a_gguf_file_was_derived_does_not_count(prepared: ModelFiles, settings: Settings) -> None:
+    before = print_of(prepared, settings)
 
-    (converted.folder / "packed.json").unlink()
-    (converted.folder / "model.gguf").unlink()
+    (prepared.folder / "tokenizer.json").write_text("derived in another way")
 
-    assert print_of(converted, settings) == with_packed
-    assert hash_weights(converted, settings).keys() == {"model.safetensors"}
+    assert print_of(prepared, settings) == before
+    assert fingerprint(prepared, settings, dtype="another") != before
 
 
-def test_packed_weights_are_read_once_to_be_checked(converted: ModelFiles, settings: Settings) -> None:
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        (CONFIG_FILE, lambda content: content | {"rope_theta": 5.0}),
+        (PACKED_FILE, lambda content: content | {"files": [content["files"][0] | {"sha256": "0" * 64}]}),
+        (PACKED_FILE, lambda content: content | {"tensors": dict(list(content["tensors"].items())[1:])}),
+    ],
+    ids=["configuration", "file", "rows"],
+)
+def test_what_a_gguf_model_is_computed_with_counts(prepared: ModelFiles, settings: Settings, file, change) -> None:
+    before, path = print_of(prepared, settings), prepared.folder / file
+
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+
+    assert print_of(prepared, settings) != before
+
+
+def test_the_small_weights_of_a_gguf_model_count(prepared: ModelFiles, settings: Settings) -> None:
+    before, path = print_of(prepared, settings), prepared.folder / FLOATS_FILE
+
+    path.write_bytes(path.read_bytes()[:-4] + b"\x00\x00\x80?")
+
+    assert print_of(prepared, settings) != before
+
+
+def test_which_version_of_the_library_derived_the_configuration_does_not_count(
+    prepared: ModelFiles, settings: Settings
+) -> None:
+    before, path = print_of(prepared, settings), prepared.folder / CONFIG_FILE
+
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"transformers_version": "0.1"}))
+
+    assert print_of(prepared, settings) == before
+
+
+def test_a_gguf_file_is_read_once_to_be_checked(prepared: ModelFiles, settings: Settings) -> None:
     first, second = Told(), Told()
 
-    packed = check_packed(converted, settings, first)
-    check_packed(converted, settings, second)
+    packed = check_packed(prepared, settings, first)
+    fingerprint(prepared, settings, second)
 
     assert packed is not None and packed.tensors
-    assert first.starts == [("reading the weights of tiny", packed.path.stat().st_size)]
+    assert first.starts == [("reading the weights of tiny", prepared.weights[0].stat().st_size)]
     assert second.starts == []
 
 
-def test_a_file_of_packed_weights_that_changed_is_refused(converted: ModelFiles, settings: Settings) -> None:
-    check_packed(converted, settings)
-    file = converted.folder / "model.gguf"
+def test_hashes_that_are_remembered_are_not_computed(prepared: ModelFiles, settings: Settings) -> None:
+    told = Told()
+
+    remember_hashes(prepared.weights, ["b179"], settings)
+
+    assert hash_paths(prepared.weights, "tiny", settings, told) == ["b179"]
+    assert told.starts == []
+
+
+def test_a_gguf_file_that_changed_is_refused(prepared: ModelFiles, settings: Settings) -> None:
+    check_packed(prepared, settings)
+    file = prepared.weights[0]
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.unlink()
     file.write_bytes(content)
 
-    with pytest.raises(UnsupportedModel, match=r"model\.gguf differs from the file that tiny was made of") as caught:
-        check_packed(converted, settings)
+    with pytest.raises(UnsupportedModel, match=r"tiny\.gguf differs from the file that tiny was made of") as caught:
+        check_packed(prepared, settings)
 
     assert hashlib.sha256(content).hexdigest() in str(caught.value)
 

@@ -7,7 +7,7 @@ from tokenizers import AddedToken, processors
 
 from bough.errors import PromptTooLong, RequestError
 from bough.models.encoder import PromptLimit
-from bough.models.infill import FAMILIES, Family, Slot
+from bough.models.infill import FAMILIES, Family, InfillSlot
 from bough.models.prompts import Prompts
 from bough.models.tokenizer import Tokenizer
 from tests.models.tiny_tokenizer import byte_level, sentencepiece
@@ -31,9 +31,9 @@ def ids_of(tokenizer: Tokenizer, *texts: str) -> list[int]:
 @every_family
 def test_prefix_and_suffix_stand_between_the_tokens_of_the_family(family: Family) -> None:
     tokenizer = make_tokenizer(family)
-    texts = {Slot.PREFIX: "Hello there, ", Slot.SUFFIX: " how are you?"}
+    texts = {InfillSlot.PREFIX: "Hello there, ", InfillSlot.SUFFIX: " how are you?"}
 
-    ids = Prompts(tokenizer, 500).encode_infill("Hello there, ", " how are you?").ids
+    ids = Prompts(tokenizer, 500).encode_infill("Hello there, ", " how are you?").tokens.ids
 
     expected = "".join(part if isinstance(part, str) else texts[part] for part in family.parts)
     assert tokenizer.decode(ids, skip_special_tokens=False) == expected
@@ -46,7 +46,7 @@ def test_what_a_user_types_is_never_a_token_of_the_family_or_a_special_one(famil
     tokenizer = make_tokenizer(family, is_special=is_special)
     typed = HOSTILE + "".join((*family.tokens, *family.ends))
 
-    ids = Prompts(tokenizer, 500).encode_infill(typed, typed).ids
+    ids = Prompts(tokenizer, 500).encode_infill(typed, typed).tokens.ids
 
     control = {*ids_of(tokenizer, "<|im_end|>", *family.tokens), *ids_of(tokenizer, *family.ends)}
     assert [each for each in ids if each in control] == ids_of(tokenizer, *family.tokens)
@@ -77,14 +77,14 @@ def test_a_start_token_comes_first_where_the_tokenizer_puts_one() -> None:
         single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", start)]
     )
 
-    assert Prompts(tokenizer, 500).encode_infill("a", "b").ids[:2] == [start, *ids_of(tokenizer, "<|fim_prefix|>")]
+    assert Prompts(tokenizer, 500).encode_infill("a", "b").tokens.ids[:2] == [start, *ids_of(tokenizer, "<|fim_prefix|>")]
 
 
 def test_a_sentencepiece_vocabulary_has_a_space_before_the_prefix_and_none_before_the_suffix() -> None:
     family = next(each for each in FAMILIES if "▁<PRE>" in each.tokens)
     tokenizer = make_tokenizer(family, is_special=True, make=sentencepiece)
 
-    ids = Prompts(tokenizer, 500).encode_infill("ab", "cd").ids
+    ids = Prompts(tokenizer, 500).encode_infill("ab", "cd").tokens.ids
 
     assert tokenizer.hf.convert_ids_to_tokens(ids) == ["▁<PRE>", "▁", "a", "b", "▁<SUF>", "c", "d", "▁<MID>"]
 
@@ -100,9 +100,9 @@ def test_a_vocabulary_without_such_tokens_has_no_infill() -> None:
 
 def test_prefix_suffix_and_tokens_count_together_against_the_limit() -> None:
     prompts = Prompts(make_tokenizer(FAMILIES[0]), 500)
-    length = len(prompts.encode_infill("abc", "def").ids)
+    length = len(prompts.encode_infill("abc", "def").tokens.ids)
 
-    assert len(prompts.encode_infill("abc", "def", PromptLimit(length)).ids) == length
+    assert len(prompts.encode_infill("abc", "def", PromptLimit(length)).tokens.ids) == length
     with pytest.raises(PromptTooLong) as refused:
         prompts.encode_infill("abc", "def", PromptLimit(length - 1))
     assert refused.value.prompt_tokens == length

@@ -55,7 +55,7 @@ def test_weights_with_a_broken_header_are_refused(tmp_path, header):
     folder = make_folder("llama", tmp_path / "broken")
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header.encode())
 
-    with pytest.raises(UnsupportedModel, match="is not a safetensors file"):
+    with pytest.raises(UnsupportedModel, match="not a safetensors file"):
         describe(ModelFiles("broken", folder))
 
 

@@ -13,17 +13,17 @@ from bough.config import Settings
 from bough.errors import ModelError, ModelNotFound
 from bough.models import store as store_module
 from bough.models.sources import GgufSupport, resolve
-from bough.models.store import Store
+from bough.models.store import ModelFolder
 
 
-def add(store: Store, name: str, content: str = "{}"):
+def add(store: ModelFolder, name: str, content: str = "{}"):
     with store.making(name) as making:
         (making.folder / "config.json").write_text(content)
         return making.commit(source="a test", sha256="12ab", num_parameters=7, quantization="Q4_1")
 
 
 def test_a_committed_model_is_found_with_its_record(tmp_path):
-    store = Store(tmp_path / "models")
+    store = ModelFolder(tmp_path / "models")
 
     add(store, "small")
 
@@ -32,11 +32,11 @@ def test_a_committed_model_is_found_with_its_record(tmp_path):
     assert (found.name, found.source, found.sha256, found.num_parameters) == ("small", "a test", "12ab", 7)
     assert found.created is not None
     assert found.config == {}
-    assert store.find_made_from("12ab") == found
+    assert [each for each in store.list() if each.sha256 == "12ab"] == [found]
 
 
 def test_latest_is_the_same_model(tmp_path):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
 
     assert store.find("small:latest") is None
     assert add(store, "small:latest").folder == tmp_path / "small"
@@ -44,7 +44,7 @@ def test_latest_is_the_same_model(tmp_path):
 
 
 def test_models_are_listed_by_name_with_hub_names_as_they_are(tmp_path):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     for name in ("zeta", "org/name", "alpha"):
         add(store, name)
 
@@ -53,7 +53,7 @@ def test_models_are_listed_by_name_with_hub_names_as_they_are(tmp_path):
 
 
 def test_a_folder_that_does_not_exist_holds_nothing(tmp_path):
-    assert Store(tmp_path / "none").list() == []
+    assert ModelFolder(tmp_path / "none").list() == []
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_folder_that_does_not_exist_holds_nothing(tmp_path):
 )
 def test_names_that_are_no_names_are_refused_everywhere(tmp_path, name):
     (tmp_path / "victim").mkdir()
-    store = Store(tmp_path / "models")
+    store = ModelFolder(tmp_path / "models")
 
     for use in (store.find, store.remove, lambda name: add(store, name)):
         with pytest.raises(ModelNotFound, match="is not a model name"):
@@ -91,7 +91,7 @@ def test_names_that_are_no_names_are_refused_everywhere(tmp_path, name):
 
 
 def test_removing_gives_the_bytes_and_leaves_the_others(tmp_path):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     size_bytes = add(store, "small").size_bytes
     add(store, "other")
 
@@ -102,7 +102,7 @@ def test_removing_gives_the_bytes_and_leaves_the_others(tmp_path):
 
 
 def test_a_failed_making_leaves_nothing(tmp_path):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
 
     with pytest.raises(RuntimeError), store.making("small") as making:
         (making.folder / "config.json").write_text("{}")
@@ -113,7 +113,7 @@ def test_a_failed_making_leaves_nothing(tmp_path):
 
 
 def test_the_leftovers_of_a_killed_run_are_no_model_and_are_cleaned(tmp_path):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     leftovers = tmp_path / ".making-small"
     leftovers.mkdir()
     (leftovers / "half.safetensors").write_bytes(b"half")
@@ -126,14 +126,14 @@ def test_the_leftovers_of_a_killed_run_are_no_model_and_are_cleaned(tmp_path):
     assert not leftovers.exists()
 
 
-def break_off(store: Store, commit: str) -> None:
+def break_off(store: ModelFolder, commit: str) -> None:
     with pytest.raises(RuntimeError), store.making("small", commit) as making:
         (making.folder / "half").write_bytes(b"half")
         raise RuntimeError
 
 
 def test_leftovers_are_kept_to_go_on_from_at_the_same_commit(tmp_path):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     break_off(store, "aaaa")
 
     with store.making("small", "aaaa") as making:
@@ -145,7 +145,7 @@ def test_leftovers_are_kept_to_go_on_from_at_the_same_commit(tmp_path):
 
 @pytest.mark.parametrize("commit", ["bbbb", ""])
 def test_leftovers_of_another_commit_are_deleted(tmp_path, commit):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     break_off(store, "aaaa")
 
     with store.making("small", commit) as making:
@@ -153,14 +153,14 @@ def test_leftovers_of_another_commit_are_deleted(tmp_path, commit):
 
 
 def test_a_making_that_nothing_came_of_leaves_nothing(tmp_path):
-    with Store(tmp_path).making("small", "aaaa") as making:
+    with ModelFolder(tmp_path).making("small", "aaaa") as making:
         pass
 
     assert not making.folder.exists()
 
 
 def test_a_model_made_again_replaces_the_old_one(tmp_path):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     add(store, "small", '{"old": 1}')
 
     assert add(store, "small", '{"new": 1}').config == {"new": 1}
@@ -168,7 +168,7 @@ def test_a_model_made_again_replaces_the_old_one(tmp_path):
 
 
 def test_a_model_that_a_killed_run_was_replacing_is_put_back(tmp_path):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     old = add(store, "small")
     looks = [store.list, lambda: [store.find("small")], lambda: [add(store, "small") and store.find("small")]]
     for look in looks:
@@ -179,7 +179,7 @@ def test_a_model_that_a_killed_run_was_replacing_is_put_back(tmp_path):
 
 
 def test_a_model_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     add(store, "small", '{"old": 1}')
     replace = Path.replace
 
@@ -197,7 +197,7 @@ def test_a_model_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
 
 
 def test_what_a_killed_run_left_of_a_removed_model_stays_removed(tmp_path):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     add(store, "small")
     (tmp_path / "small").rename(tmp_path / ".removed-small")
 
@@ -206,7 +206,7 @@ def test_what_a_killed_run_left_of_a_removed_model_stays_removed(tmp_path):
 
 
 def test_of_two_that_remove_the_same_model_one_finds_none(tmp_path, monkeypatch):
-    size_bytes = add(Store(tmp_path), "small").size_bytes
+    size_bytes = add(ModelFolder(tmp_path), "small").size_bytes
     both_looked = threading.Barrier(2)
     lock = store_module.FileLock
     monkeypatch.setattr(store_module, "FileLock", lambda path: both_looked.wait(10) * 0 or lock(path))
@@ -214,7 +214,7 @@ def test_of_two_that_remove_the_same_model_one_finds_none(tmp_path, monkeypatch)
 
     def remove() -> None:
         try:
-            results.append(Store(tmp_path).remove("small"))
+            results.append(ModelFolder(tmp_path).remove("small"))
         except Exception as error:
             results.append(type(error))
 
@@ -230,7 +230,7 @@ def test_of_two_that_remove_the_same_model_one_finds_none(tmp_path, monkeypatch)
 
 def test_a_folder_that_cannot_be_made_is_a_model_error(tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    store = Store(tmp_path / "file" / "models")
+    store = ModelFolder(tmp_path / "file" / "models")
 
     assert store.list() == []
     with pytest.raises(ModelError, match=r"cannot use .*file/models"):
@@ -244,17 +244,17 @@ def test_a_folder_that_cannot_be_read_is_a_model_error(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "iterdir", refuse)
 
     with pytest.raises(ModelError, match=r"cannot use .*PermissionError"):
-        Store(tmp_path).list()
+        ModelFolder(tmp_path).list()
 
 
 def test_a_commit_that_cannot_be_written_is_a_model_error(tmp_path):
-    with pytest.raises(ModelError, match=r"cannot use .*making-small"), Store(tmp_path).making("small") as making:
+    with pytest.raises(ModelError, match=r"cannot use .*making-small"), ModelFolder(tmp_path).making("small") as making:
         making.folder.rmdir()
         making.commit("a test", "", 0, "")
 
 
 def test_a_model_that_cannot_be_removed_is_a_model_error(tmp_path):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     add(store, "small")
     (tmp_path / ".removed-small").write_bytes(b"in the way")
 
@@ -266,7 +266,7 @@ def test_two_that_make_the_same_model_take_turns(tmp_path):
     order = []
 
     def make() -> None:
-        with Store(tmp_path).making("small") as making:
+        with ModelFolder(tmp_path).making("small") as making:
             order.append("in")
             (making.folder / "config.json").write_text("{}")
             making.commit("a test", "", 0, "")
@@ -285,7 +285,7 @@ def test_a_directory_with_a_broken_record_is_left_out(tmp_path):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "bough.json").write_text("{")
 
-    assert Store(tmp_path).list() == []
+    assert ModelFolder(tmp_path).list() == []
 
 
 def visible(folder: Path) -> list[Path]:
@@ -294,12 +294,12 @@ def visible(folder: Path) -> list[Path]:
 
 def test_a_name_that_no_file_system_takes_is_no_name(tmp_path):
     with pytest.raises(ModelNotFound, match="it has 201 characters, more than 200"):
-        Store(tmp_path).find("a" * 201)
-    assert Store(tmp_path).find("a" * 200) is None
+        ModelFolder(tmp_path).find("a" * 201)
+    assert ModelFolder(tmp_path).find("a" * 200) is None
 
 
 def test_a_tag_is_a_part_of_the_name(tmp_path):
-    store = Store(tmp_path / "models")
+    store = ModelFolder(tmp_path / "models")
     small, large = add(store, "org/some:4b"), add(store, "org/some")
 
     assert store.find("org/some:4b") == small
@@ -308,7 +308,7 @@ def test_a_tag_is_a_part_of_the_name(tmp_path):
 
 
 def test_a_name_on_the_hub_has_one_spelling(tmp_path):
-    store = Store(tmp_path / "models")
+    store = ModelFolder(tmp_path / "models")
     made = add(store, "huggingface.co/org/name:q4_k_m")
 
     assert made.name == "hf.co/org/name:Q4_K_M"
@@ -320,7 +320,7 @@ def test_a_name_on_the_hub_has_one_spelling(tmp_path):
 def start_child(folder: Path, code: str) -> subprocess.Popen[str]:
     """Another process that has begun something with the store in this folder, and does not go on."""
     begin = "import os, sys, threading\nfrom pathlib import Path\nfrom bough.models.aliases import Overlay\n"
-    begin += "from bough.models.store import Store\nstore = Store(Path(sys.argv[1]))\n"
+    begin += "from bough.models.store import ModelFolder\nstore = ModelFolder(Path(sys.argv[1]))\n"
     begin += "def hang(*_):\n    print('begun', flush=True)\n    threading.Event().wait()\n"
     child = subprocess.Popen([sys.executable, "-c", begin + code, str(folder)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None and child.stdout.readline() == "begun\n"
@@ -341,7 +341,7 @@ WRITE_ALIAS = "os.fsync = hang\nstore.add_alias('second', 'small', Overlay())\n"
 
 
 def test_what_another_process_is_at_work_on_stays_until_it_is_killed(tmp_path):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     add(store, "small")
     children = [start_child(tmp_path, code) for code in (MAKE, WRITE_ALIAS)]
     try:
@@ -359,7 +359,7 @@ def test_what_another_process_is_at_work_on_stays_until_it_is_killed(tmp_path):
 
 def test_loading_a_model_deletes_what_killed_runs_left_but_for_parts_of_downloads(tmp_path):
     settings = Settings(data_folder=tmp_path, cache_folder=tmp_path)
-    store = Store(settings.models_folder)
+    store = ModelFolder(settings.models_folder)
     add(store, "small")
     with store.making("download", commit="abc") as making:
         (making.folder / "part").write_text("a part")

@@ -9,12 +9,12 @@ import pytest
 
 from bough.errors import ModelNotFound, RequestError
 from bough.models.aliases import Overlay
-from bough.models.store import Store
+from bough.models.store import ModelFolder
 from tests.models.test_store import add
 
 
 def test_a_copy_is_a_name_without_files(tmp_path):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     model = add(store, "small")
 
     alias = store.copy("small", "org/other:latest")
@@ -28,7 +28,7 @@ def test_a_copy_is_a_name_without_files(tmp_path):
 
 
 def test_a_copy_of_an_alias_stands_for_the_model_and_has_the_same_overlay(tmp_path):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     add(store, "small")
     store.add_alias("first", "small", Overlay(system="Be brief.", parameters={"stop": ["x"]}))
 
@@ -39,7 +39,7 @@ def test_a_copy_of_an_alias_stands_for_the_model_and_has_the_same_overlay(tmp_pa
 
 
 def test_a_copy_takes_the_place_of_an_alias_and_not_of_a_model(tmp_path):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     add(store, "small", '{"a": 1}')
     add(store, "other", '{"a": 2}')
     store.copy("small", "name")
@@ -52,7 +52,7 @@ def test_a_copy_takes_the_place_of_an_alias_and_not_of_a_model(tmp_path):
 
 
 def test_a_copy_onto_itself_changes_nothing(tmp_path):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     add(store, "small")
 
     assert store.copy("small", "small:latest") is None
@@ -60,7 +60,7 @@ def test_a_copy_onto_itself_changes_nothing(tmp_path):
 
 
 def test_deleting_an_alias_leaves_the_model(tmp_path):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     add(store, "small")
     store.copy("small", "other")
 
@@ -69,7 +69,7 @@ def test_deleting_an_alias_leaves_the_model(tmp_path):
 
 
 def test_the_weights_of_a_deleted_model_go_to_its_oldest_plain_alias(tmp_path):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     add(store, "small", '{"a": 1}')
     store.add_alias("a-created", "small", Overlay(system="Be brief."))
     store.copy("small", "c")
@@ -85,7 +85,7 @@ def test_the_weights_of_a_deleted_model_go_to_its_oldest_plain_alias(tmp_path):
 
 
 def test_a_created_model_that_is_left_alone_keeps_the_weights_and_its_overlay(tmp_path):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     add(store, "small", '{"a": 1}')
     store.add_alias("created", "small", Overlay(system="Be brief."))
 
@@ -100,7 +100,7 @@ def test_a_created_model_that_is_left_alone_keeps_the_weights_and_its_overlay(tm
 
 @pytest.mark.parametrize("step", range(4))
 def test_every_alias_leads_to_its_weights_when_a_removal_is_killed(tmp_path, monkeypatch, step):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     add(store, "small", '{"a": 1}')
     for name in ("x", "y", "z"):
         store.copy("small", name)
@@ -125,7 +125,7 @@ def test_every_alias_leads_to_its_weights_when_a_removal_is_killed(tmp_path, mon
 
 
 def test_a_model_that_is_made_takes_the_name_of_an_alias(tmp_path):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     add(store, "small", '{"a": 1}')
     store.add_alias("other", "small", Overlay(system="Be brief."))
 
@@ -137,7 +137,7 @@ def test_a_model_that_is_made_takes_the_name_of_an_alias(tmp_path):
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"name": "other", "target": "small"}', '{"overlay": []}'])
 def test_a_damaged_record_of_an_alias_is_no_name(tmp_path, content):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     add(store, "small")
     (tmp_path / ".alias-other").write_text(content)
 
@@ -146,7 +146,7 @@ def test_a_damaged_record_of_an_alias_is_no_name(tmp_path, content):
 
 
 def test_an_alias_whose_model_is_gone_is_not_listed_and_can_be_deleted(tmp_path):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     model = add(store, "small")
     store.copy("small", "other")
     shutil.rmtree(model.folder)
@@ -157,7 +157,7 @@ def test_an_alias_whose_model_is_gone_is_not_listed_and_can_be_deleted(tmp_path)
 
 
 def test_an_overlay_has_a_largest_size(tmp_path):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     add(store, "small")
 
     with pytest.raises(RequestError, match=r"has 1,\d+,\d+ bytes, and may have 1,048,576"):
@@ -166,7 +166,7 @@ def test_an_overlay_has_a_largest_size(tmp_path):
 
 
 def test_ten_names_are_told_and_the_others_counted(tmp_path):
-    store = Store(tmp_path)
+    store = ModelFolder(tmp_path)
     add(store, "m")
     for number in range(11):
         store.copy("m", f"a{number:02}")
@@ -176,4 +176,4 @@ def test_ten_names_are_told_and_the_others_counted(tmp_path):
 
 def test_a_copy_of_nothing_is_refused(tmp_path):
     with pytest.raises(ModelNotFound, match="no local model 'small'"):
-        Store(tmp_path).copy("small", "other")
+        ModelFolder(tmp_path).copy("small", "other")

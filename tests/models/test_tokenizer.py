@@ -87,7 +87,7 @@ def test_ends_are_gathered_from_both_configurations_and_the_tokenizer(tmp_path):
 def test_a_saved_tokenizer_loads_with_its_template(tmp_path):
     tokenizer = load_tokenizer(make_folder(tmp_path))
 
-    assert tokenizer.render([{"role": "user", "content": "Hello"}]).text.endswith("<|im_start|>assistant\n")
+    assert tokenizer.template.render([{"role": "user", "content": "Hello"}]).text.endswith("<|im_start|>assistant\n")
 
 
 def test_a_model_without_tokenizer_files_knows_its_ends_and_takes_no_text(tmp_path):
@@ -101,7 +101,7 @@ def test_a_model_without_tokenizer_files_knows_its_ends_and_takes_no_text(tmp_pa
     with pytest.raises(RequestError, match="no tokenizer"):
         tokenizer.encode("Hello")
     with pytest.raises(RequestError, match="no tokenizer"):
-        tokenizer.render([{"role": "user", "content": "Hello"}])
+        tokenizer.template.render([{"role": "user", "content": "Hello"}])
 
 
 def test_a_broken_tokenizer_is_an_error_of_the_model(tmp_path):

@@ -112,5 +112,34 @@ def _make_tensors(vocab_size: int, architecture: str) -> dict[str, np.ndarray]:
         if architecture == "qwen3":
             shapes |= {f"blk.{layer}.{name}.weight": (head,) for name in ("attn_q_norm", "attn_k_norm")}
     tensors = {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    for name in tensors:
+        if name.startswith("blk.") and tensors[name].ndim > 1:
+            tensors[name] /= WIDTH**0.5  # a model with larger ones amplifies what rounding does
     # vectors stay float32 in every file, but converting one of float16 rounds them: these it leaves as they are
     return {name: each if each.ndim > 1 else each.astype(np.float16).astype(np.float32) for name, each in tensors.items()}
+
+
+def split_gguf(folder: Path, names: list[str]) -> list[Path]:
+    """A tiny model in as many parts, with keys in the first alone."""
+    write_gguf(folder / "whole.gguf", gguf.GGMLQuantizationType.Q8_0)
+    library = gguf.GGUFReader(folder / "whole.gguf")
+    for number, name in enumerate(names):
+        writer = gguf.GGUFWriter(folder / name, "llama")
+        if not number:
+            _copy_fields(library, writer)
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", len(names))
+        writer.add_int32("split.tensors.count", len(library.tensors))
+        for tensor in library.tensors[number :: len(names)]:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return [folder / name for name in names]
+
+
+def _copy_fields(library: gguf.GGUFReader, writer: gguf.GGUFWriter) -> None:
+    for name, field in library.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
@@ -70,14 +71,18 @@ NO_SYSTEM = (
 )
 
 
-def byte_level(template: str | None = CHATML, **options: Any) -> PreTrainedTokenizerFast:
+def byte_level(
+    template: str | None = CHATML, *, lines: Sequence[str] = LINES, vocab_size: int = 400, **options: Any
+) -> PreTrainedTokenizerFast:
     """A byte-level BPE of 400 tokens, with three special tokens and four added ones that are not special."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False)
-    backend.train_from_iterator(LINES * 2, trainer)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator([*lines, *lines], trainer)
     backend.add_tokens(["<think>", "</think>", "<tool_response>", "</tool_response>"])
     hf = PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<|im_end|>", additional_special_tokens=SPECIAL[:2], **options

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.package
 
 ROOT = Path(__file__).parents[2]
 KERNELS = "bough/engines/torch/cpu/_kernels.so"
-SOURCE = "bough/engines/torch/cpu/kernels.c"
+SOURCES = "bough/engines/torch/cpu/kernels"
 
 
 def tracked(*paths: str) -> set[str]:
@@ -49,7 +49,7 @@ def metadata(wheel: Path) -> email.message.Message:
 
 def test_the_wheel_has_every_file_of_the_package_and_the_built_kernels(in_wheel: set[str]) -> None:
     package = {each for each in in_wheel if ".dist-info/" not in each}
-    assert package == tracked("bough") - {SOURCE} | {KERNELS}
+    assert package == tracked("bough") - tracked(SOURCES) | {KERNELS}
     assert any(each.startswith("bough/server/web/") for each in package)
 
 
@@ -61,7 +61,7 @@ def test_the_wheel_serves_every_python_on_one_platform(wheel: Path) -> None:
 def test_the_sdist_has_what_the_wheel_is_built_from_and_no_tests(in_sdist: set[str]) -> None:
     assert tracked("bough") | {"LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "setup.py"} <= in_sdist
     assert KERNELS not in in_sdist
-    assert not [each for each in in_sdist if each.startswith(("tests/", "docs/", "build/"))]
+    assert not [each for each in in_sdist if each.startswith(("tests/", "docs/", "build/", "benchmarks/"))]
 
 
 def test_the_metadata_are_those_of_the_project(metadata: email.message.Message) -> None:

@@ -39,5 +39,5 @@ def test_the_last_error_of_a_replica_is_told_and_not_its_traceback() -> None:
 
 def test_several_ingresses_with_keys_need_a_secret(tmp_path: Path) -> None:
     (tmp_path / "keys.txt").write_text("one a-key-that-is-long-enough\n")
-    with pytest.raises(SettingsError, match="there are 2 ingresses and a keys_file: set store_secret"):
+    with pytest.raises(SettingsError, match="there are 2 ingresses and a keys_file: set store_secret_file"):
         build_app({"ingresses": 2, "keys_file": str(tmp_path / "keys.txt")})

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bough.cache.disk.lock import owner_pid
+from bough.cache.disk.folder import owner_pid
 from bough.config import Settings
 from tests import waiting
 from tests.ray.conftest import SMALL, Cluster

@@ -14,14 +14,14 @@ pytestmark = pytest.mark.ray
 
 from bough.cache.tree.state import Tier  # noqa: E402
 from bough.ray import reporter as module  # noqa: E402
-from bough.ray.holdings import Report  # noqa: E402
+from bough.ray.holdings import ReplicaReport  # noqa: E402
 from bough.ray.reporter import Reporter  # noqa: E402
-from bough.routing import Listing, PageNote, ReplicaRates  # noqa: E402
-from bough.routing.messages import unpack_message  # noqa: E402
-from bough.server.serving.remote.host import Looked  # noqa: E402
+from bough.routing import PageNote, ReplicaRates  # noqa: E402
+from bough.routing.page_reports import unpack_message  # noqa: E402
+from bough.server.serving.remote.host import PageNotes  # noqa: E402
 
 PAGE = bytes(16)
-NOTHING = Looked({}, ReplicaRates())
+NOTHING = PageNotes({}, ReplicaRates())
 
 
 class Host:
@@ -29,22 +29,22 @@ class Host:
 
     name = "replica-0"
 
-    def __init__(self, look: Callable[[], Awaitable[Looked]]) -> None:
+    def __init__(self, look: Callable[[], Awaitable[PageNotes]]) -> None:
         self.look = look
 
     def snapshot(self) -> dict[str, Any]:
         return {"queue": 0, "is_stuck": False}
 
 
-def hear(look: Callable[[], Awaitable[Looked]], most: int, failures: int = 0) -> list[Report]:
+def hear(look: Callable[[], Awaitable[PageNotes]], most: int, failures: int = 0) -> list[ReplicaReport]:
     """The first reports of a replica, after so many that could not be told."""
-    heard: list[Report] = []
+    heard: list[ReplicaReport] = []
     failing = [RuntimeError("the actor is lost")] * failures
 
     async def run() -> None:
         enough = asyncio.Event()
 
-        async def report(told: Report) -> bool:
+        async def report(told: ReplicaReport) -> bool:
             if failing:
                 raise failing.pop()
             heard.append(told)
@@ -70,7 +70,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_figures_are_told_while_a_step_of_the_engine_takes_long() -> None:
-    async def look() -> Looked:
+    async def look() -> PageNotes:
         await asyncio.Event().wait()
         return NOTHING
 
@@ -80,7 +80,7 @@ def test_figures_are_told_while_a_step_of_the_engine_takes_long() -> None:
 def test_a_look_that_fails_is_not_the_last_one() -> None:
     failures = [AssertionError("a mistake")]
 
-    async def look() -> Looked:
+    async def look() -> PageNotes:
         if failures:
             raise failures.pop()
         return NOTHING
@@ -91,9 +91,9 @@ def test_a_look_that_fails_is_not_the_last_one() -> None:
 def test_all_pages_are_told_after_a_report_was_lost() -> None:
     notes: list[Any] = [{PAGE: PageNote(Tier.DEVICE)}]
 
-    async def look() -> Looked:
-        return Looked(notes.pop() if notes else {}, ReplicaRates())
+    async def look() -> PageNotes:
+        return PageNotes(notes.pop() if notes else {}, ReplicaRates())
 
     messages = [unpack_message(data) for report in hear(look, most=9, failures=1) for data in report.messages]
-    assert any(isinstance(each, Listing) for each in messages)
-    assert any(PAGE in (each.pages if isinstance(each, Listing) else each.changes) for each in messages)
+    assert any(each.is_listing for each in messages)
+    assert any(PAGE in each.notes for each in messages)

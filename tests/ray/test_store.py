@@ -30,7 +30,8 @@ def ask(server: Server, number: int) -> dict[str, Any]:
 
 def test_a_busy_prefix_is_copied_to_another_replica_and_found_by_a_server_without_ray(tmp_path: Path) -> None:
     model = make_chat_folder(tmp_path / "tiny")
-    shared = {"store": tmp_path / "store", "store_secret": "a secret of a few words", "data_folder": tmp_path / "data"}
+    (secret := tmp_path / "secret").write_text("a secret of a few words")
+    shared = {"store": tmp_path / "store", "store_secret_file": secret, "data_folder": tmp_path / "data"}
     with running(str(model), tmp_path / "cluster", replicas=2, **SMALL, **shared) as server:
         first = ask(server, 0)
         let_router_hear()

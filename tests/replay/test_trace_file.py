@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from bough.errors import RequestError
-from bough.replay.messages import TOOLS
 from bough.replay.trace import Trace, TraceRequest
-from bough.replay.trace_file import read_trace
+from bough.replay.trace_file import TOOLS, read_trace
 from bough.types import Boundary, Mark
 
 

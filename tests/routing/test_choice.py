@@ -10,10 +10,9 @@ import pytest
 
 from bough.cache.residency.rates import BAND_TOKENS, Rates
 from bough.cache.tree.state import Tier
-from bough.routing.choice import choose
+from bough.routing.choice import Copy, PrefixSource, ReplicaCandidate, choose, predict
 from bough.routing.index import COMING, Run
-from bough.routing.messages import TIERS, PageNote, encode_note
-from bough.routing.prediction import Candidate, Copy
+from bough.routing.page_reports import TIERS, PageNote, encode_note
 from bough.routing.rates import ReplicaRates
 
 PAGE = 256
@@ -79,16 +78,14 @@ def test_the_prediction_is_the_smallest_of_all_depths(seed: int) -> None:
             held = [page for page in held for _ in range(chance.randrange(1, 4))][: num_tokens // PAGE]
             bands = {band: chance.uniform(1e-5, 1e-4) for band in chance.sample(range(5), 2)}
             rates = ReplicaRates(bands, {tier: chance.choice([1e-9, 1e-7]) for tier in TIERS}, chance.randrange(1, 2000))
-            candidates.append(Candidate(str(number), rates, chance.random(), runs_of(held)))
+            candidates.append(ReplicaCandidate(str(number), rates, chance.random(), runs_of(held)))
             expected.append(brute_force_s(num_tokens, rates, candidates[-1].waiting_s, held))
-        choice = choose(num_tokens, PAGE, candidates, 0.0)
-        assert [each.total_s for each in choice.predictions()] == pytest.approx(expected)
         price = sum(each.waiting_s > 0 for each in candidates) / 4
-        costs = [each.total_s + price * (each.load_s + each.compute_s) for each in choice.predictions()]
-        assert [each.cost_s for each in choice.predictions()] == pytest.approx(costs)
-        assert 0.999 * min(costs) <= choice.best.cost_s <= min(costs) * 1.01 + 1e-4
-        for each in choice.predictions():
-            assert each.total_s == pytest.approx(each.waiting_s + each.load_s + each.compute_s)
+        predictions = [predict(num_tokens, PAGE, each) for each in candidates]
+        assert [each.total_s for each in predictions] == pytest.approx(expected)
+        costs = [each.total_s + price * (each.load_s + each.compute_s) for each in predictions]
+        best = choose(num_tokens, PAGE, candidates, 0.0)
+        assert costs[predictions.index(best)] <= min(costs) * 1.01 + 1e-4
 
 
 def test_prefill_costs_what_the_cache_itself_would_say() -> None:
@@ -103,25 +100,23 @@ def test_prefill_costs_what_the_cache_itself_would_say() -> None:
 def test_a_slow_tail_is_computed_and_a_fast_one_is_loaded() -> None:
     held = pages((2, Tier.DEVICE), (2, Tier.HOST), (4, Tier.DISK))
     rates = ReplicaRates({0: 1e-4}, {Tier.HOST: 1e-9, Tier.DISK: 2e-7}, bytes_per_token=1000)
-    best = choose(4096, PAGE, [Candidate("a", rates, 0.0, runs_of(held))], 0.0).best
-    assert best.matched == {Tier.DEVICE: 512, Tier.HOST: 512, Tier.DISK: 1024}
+    best = choose(4096, PAGE, [ReplicaCandidate("a", rates, 0.0, runs_of(held))], 0.0)
     assert best.depth == 1024  # a token from disk takes 2e-4 s, and computing it half of that
-    assert best.load_bytes == 512 * 1000
-    assert best.as_dict()["disk_tokens"] == 1024
+    assert best.load_s == pytest.approx(512 * 1000 * 1e-9)
 
 
 def test_a_prompt_that_is_wholly_known_still_computes_one_token() -> None:
-    best = choose(1024, PAGE, [Candidate("a", FLAT, 0.0, runs_of(pages((4, Tier.DEVICE))))], 0.0).best
+    best = choose(1024, PAGE, [ReplicaCandidate("a", FLAT, 0.0, runs_of(pages((4, Tier.DEVICE))))], 0.0)
     assert (best.depth, best.compute_s) == (1023, pytest.approx(1e-4))
 
 
 def test_a_page_without_a_restore_point_is_no_depth() -> None:
     rows = [KnownPage(PageNote(Tier.DEVICE, stands=number == 2)) for number in range(1, 5)]
-    assert choose(2048, PAGE, [Candidate("a", FLAT, 0.0, runs_of(rows))], 0.0).best.depth == 512
+    assert choose(2048, PAGE, [ReplicaCandidate("a", FLAT, 0.0, runs_of(rows))], 0.0).depth == 512
 
 
 def test_ties_are_spread_over_all_that_are_as_good() -> None:
-    candidates = [Candidate(str(number), FLAT, 0.0 if number != 3 else 9.0) for number in range(6)]
+    candidates = [ReplicaCandidate(str(number), FLAT, 0.0 if number != 3 else 9.0) for number in range(6)]
     chosen = Counter(choose(1000, PAGE, candidates, step / 1000).replica for step in range(1000))
     assert set(chosen) == {"0", "1", "2", "4", "5"}
     assert min(chosen.values()) == max(chosen.values()) == 200
@@ -129,7 +124,7 @@ def test_ties_are_spread_over_all_that_are_as_good() -> None:
 
 def test_a_shorter_queue_wins_over_a_match_that_saves_less() -> None:
     held = runs_of(pages((4, Tier.DEVICE)))  # saves 0.1024 s of work
-    busy, idle = Candidate("busy", FLAT, 0.15, held), Candidate("idle", FLAT, 0.0)
+    busy, idle = ReplicaCandidate("busy", FLAT, 0.15, held), ReplicaCandidate("idle", FLAT, 0.0)
     assert choose(2048, PAGE, [busy, idle], 0.0).replica == "busy"  # one of two is busy: work counts 1.5 times
     busy.waiting_s = 0.16
     assert choose(2048, PAGE, [busy, idle], 0.0).replica == "idle"
@@ -138,10 +133,10 @@ def test_a_shorter_queue_wins_over_a_match_that_saves_less() -> None:
 def test_work_counts_more_the_more_replicas_are_busy() -> None:
     held = runs_of(pages((4, Tier.DEVICE)))
     for num_busy, longest in ((1, 0.11), (5, 0.15), (9, 0.19)):  # 0.1024 × (1 + a tenth of the busy ones)
-        others = [Candidate("other", FLAT, 0.001) for _ in range(num_busy - 1)]
-        others += [Candidate("idle", FLAT, 0.0) for _ in range(9 - len(others))]
-        assert choose(2048, PAGE, [Candidate("held", FLAT, longest, held), *others], 0.0).replica == "held"
-        assert choose(2048, PAGE, [Candidate("held", FLAT, longest + 0.02, held), *others], 0.0).replica != "held"
+        others = [ReplicaCandidate("other", FLAT, 0.001) for _ in range(num_busy - 1)]
+        others += [ReplicaCandidate("idle", FLAT, 0.0) for _ in range(9 - len(others))]
+        assert choose(2048, PAGE, [ReplicaCandidate("held", FLAT, longest, held), *others], 0.0).replica == "held"
+        assert choose(2048, PAGE, [ReplicaCandidate("held", FLAT, longest + 0.02, held), *others], 0.0).replica != "held"
 
 
 def with_store(byte_s: float) -> ReplicaRates:
@@ -151,13 +146,13 @@ def with_store(byte_s: float) -> ReplicaRates:
 def test_the_store_copies_a_prefix_where_that_is_sooner_than_computing_it() -> None:
     held = runs_of(pages((4, Tier.DEVICE)))
 
-    def candidates(rates: ReplicaRates) -> list[Candidate]:
-        return [Candidate("busy", rates, 5.0, held), Candidate("idle", rates, 0.0)]
+    def candidates(rates: ReplicaRates) -> list[ReplicaCandidate]:
+        return [ReplicaCandidate("busy", rates, 5.0, held), ReplicaCandidate("idle", rates, 0.0)]
 
     copied = choose(2048, PAGE, candidates(with_store(1e-8)), 0.0)
     assert copied.replica == "idle"
     assert copied.copy == Copy("busy", 1024, pytest.approx(0.1024 - 1024 * 1000 * 1e-8))
-    assert copied.best.total_s == pytest.approx(1024 * 1000 * 1e-8 + 1024 * 1e-4)
+    assert copied.total_s == pytest.approx(1024 * 1000 * 1e-8 + 1024 * 1e-4)
     computed = choose(2048, PAGE, candidates(with_store(1e-6)), 0.0)
     assert (computed.replica, computed.copy) == ("idle", None)
     assert choose(2048, PAGE, candidates(FLAT), 0.0).copy is None
@@ -167,16 +162,17 @@ def test_only_whole_pages_that_can_be_restored_are_copied() -> None:
     rates = ReplicaRates(FLAT.token_s, FLAT.byte_s, FLAT.bytes_per_token, store_page_tokens=1024)
     notes = [PageNote(Tier.DEVICE, stands=number < 5) for number in range(7)]
     held = runs_of([KnownPage(note) for note in notes])
-    chosen = choose(2048, PAGE, [Candidate("busy", rates, 5.0, held), Candidate("idle", rates, 0.0)], 0.0)
+    chosen = choose(2048, PAGE, [ReplicaCandidate("busy", rates, 5.0, held), ReplicaCandidate("idle", rates, 0.0)], 0.0)
     assert chosen.copy is not None and chosen.copy.num_tokens == 1024
 
 
 def test_what_is_coming_can_be_copied_when_it_has_been_computed() -> None:
     coming, rates = runs_of(pages((4, None))), with_store(1e-9)
-    waiting = [Candidate("leader", rates, 0.5, coming), Candidate("idle", rates, 0.0)]
+    waiting = [ReplicaCandidate("leader", rates, 0.5, coming), ReplicaCandidate("idle", rates, 0.0)]
     assert choose(2048, PAGE, waiting, 0.0).copy is None  # computing it takes 0.2 s, sooner than 0.5
-    soon = [Candidate("leader", rates, 0.02, coming), Candidate("idle", rates, 0.0)]
-    found = {each.replica: each for each in choose(2048, PAGE, soon, 0.0).predictions()}
+    soon = [ReplicaCandidate("leader", rates, 0.02, coming), ReplicaCandidate("idle", rates, 0.0)]
+    sources = [PrefixSource("leader", "", 1024, 0.02, is_coming=True)]
+    found = {each.replica: predict(2048, PAGE, each, sources) for each in soon}
     assert found["idle"].copy is not None and found["idle"].copy.num_tokens == 1024
     assert found["idle"].total_s == pytest.approx(0.02 + 1024e-6 + 0.1024)
     assert found["leader"].copy is None

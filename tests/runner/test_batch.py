@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bough import Completion, PromptTooLong, RequestError, Runner
-from bough.runner.batch import WINDOW
+from bough.runner.delivery import WINDOW
 from tests.runner.long_answers import ENDLESS, PROMPT, count_cached, hold_until_queued
 
 SHORT: Any = {"max_tokens": 2, "ignore_eos": True}
@@ -19,7 +19,7 @@ def test_500_prompts_on_two_lanes_are_answered_in_their_order(runner: Runner) ->
     prompts = [[3 + number % 90, 3 + number // 90, 7] for number in range(500)]
     assert len(prompts) > WINDOW
     done: dict[int, Completion] = {}
-    answers = runner.batch(prompts, **SHORT, store=False, on_done=done.__setitem__)
+    answers = runner.batch(prompts, **SHORT, keep_state=False, on_done=done.__setitem__)
     assert [done[number] for number in range(500)] == answers
     assert {answer.finish_reason for answer in answers} == {"length"}
     for number in (0, 255, 256, 499):

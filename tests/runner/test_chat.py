@@ -271,27 +271,27 @@ def test_a_chat_whose_answer_is_done_keeps_it_when_another_fails(runner: Runner)
 # Keeping
 
 
-def test_a_pinned_chat_is_kept_until_it_is_pinned_further_or_unpinned(runner: Runner) -> None:
+def test_a_chat_is_kept_until_it_is_kept_further_or_no_longer(runner: Runner) -> None:
     chat = runner.chat(system="Be brief.", **SHORT)
-    chat.pin()
+    chat.keep()
     system = chat.messages
     assert runner.cache.is_kept(system)
-    assert repr(chat) == "<Chat with chatty: 0 turns, 1 messages, pinned>"
+    assert repr(chat) == "<Chat with chatty: 0 turns, 1 messages, kept>"
     chat.send("Hello")
-    chat.pin()
-    chat.pin()
+    chat.keep()
+    chat.keep()
     assert runner.cache.is_kept(chat.messages)
     assert not runner.cache.is_kept(system)
-    chat.unpin()
-    chat.unpin()
+    chat.unkeep()
+    chat.unkeep()
     assert not runner.cache.is_kept(chat.messages)
-    runner.chat().pin()  # nothing to keep
+    runner.chat().keep()  # nothing to keep
     assert runner.cache.stats()["kept"] == 0
 
 
-def test_a_pin_that_does_not_fit_leaves_the_earlier_one(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_leaves_what_was_kept_before(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     chat = runner.chat(system="Be brief.", **SHORT)
-    chat.pin()
+    chat.keep()
     system = chat.messages
     chat.send("Hello")
 
@@ -300,10 +300,28 @@ def test_a_pin_that_does_not_fit_leaves_the_earlier_one(runner: Runner, monkeypa
 
     monkeypatch.setattr(runner.runtime, "require_kept", refuse)
     with pytest.raises(bough.DoesNotFit):
-        chat.pin()
+        chat.keep()
     assert runner.cache.is_kept(system)
-    chat.unpin()
+    chat.unkeep()
     assert not runner.cache.is_kept(system)
+
+
+def test_pin_and_unpin_are_earlier_names_of_keep_and_unkeep(runner: Runner) -> None:
+    chat = runner.chat(system="Be brief.", **SHORT)
+    chat.pin()
+    assert runner.cache.is_kept(chat.messages)
+    chat.unpin()
+    assert not runner.cache.is_kept(chat.messages)
+
+
+def test_store_is_the_earlier_name_of_keep_state(runner: Runner) -> None:
+    chat = runner.chat(store=False, **SHORT)
+    chat.send("Hello there")
+    assert runner.cache.stats()["tokens"] == 0
+    chat.send("Hello again", keep_state=True)
+    assert runner.cache.stats()["tokens"] > 0
+    with pytest.raises(bough.RequestError, match="store is its earlier name"):
+        chat.send("Hello", keep_state=True, store=True)
 
 
 def test_a_chat_is_saved_and_loaded_with_its_options(runner: Runner, tmp_path: Path) -> None:

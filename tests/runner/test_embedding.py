@@ -159,7 +159,7 @@ def embed_ids(runner: Runner, ids: list[int], salt: str = "") -> list[float]:
     assert was_told.wait(BOUND_S)
     (embedded,) = told
     assert embedded.num_tokens == len(ids)
-    return list(embedded.vector)
+    return list(embedded.numbers)
 
 
 # Many texts

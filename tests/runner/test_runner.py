@@ -18,7 +18,7 @@ import torch
 import bough
 from bough import Chunk, Completion, PromptTooLong, RequestError, Runner, SamplingParams
 from bough.config import Settings
-from tests.tiny_models import CONFIGS, make_folder, make_model
+from tests.tiny_models import CONFIGS, make_folder, make_model, others_slow
 
 CLOSE = 1e-4  # two best log-probabilities nearer than this may change places by rounding
 REUSING = (
@@ -112,7 +112,7 @@ def check_turns(runner: Runner) -> None:
     assert [end.token_ids for end in ends] == alone
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", others_slow(CONFIGS))
 def test_cached_answers_equal_uncached_ones(name: str, folders: Path) -> None:
     with load(name, folders) as cached, load(name, folders, cache=False) as plain:
         reused = 0
@@ -344,6 +344,7 @@ def test_a_flat_tensor_or_tuple_of_ids_is_a_prompt(llama: Runner) -> None:
         {"params": {"max_tokens": 1}},
         {"n": "2"},
         {"raw": "no"},
+        {"keep_state": 1},
         {"store": 1},
         {"is_cancelled": True},
         {"tools": {"name": "weather"}},

@@ -35,12 +35,16 @@ ignore_missing_imports = True
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The errors that mypy finds in the two scripts, as "file:line: error: text [code]". It does not read the engines."""
+def found(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The errors that mypy finds in the two scripts, as "file:line: error: text [code]". It does not read the engines.
+
+    What it knows of unchanged files is kept in pytest's cache.
+    """
     pytest.importorskip("mypy")
     folder = tmp_path_factory.mktemp("mypy")
+    cache = pytestconfig.cache.mkdir("mypy") if pytestconfig.cache else folder / "cache"
     (folder / "mypy.ini").write_text(CONFIG)
-    command = [sys.executable, "-m", "mypy", f"--config-file={folder / 'mypy.ini'}", f"--cache-dir={folder / 'cache'}"]
+    command = [sys.executable, "-m", "mypy", f"--config-file={folder / 'mypy.ini'}", f"--cache-dir={cache}"]
     command += ["--no-color-output", "--no-error-summary"]
     done = subprocess.run(
         [*command, str(RIGHT), str(WRONG)],

@@ -29,7 +29,7 @@ from bough import (
     ModelError,
     ModelNotFound,
     PromptTooLong,
-    Ranked,
+    RankedDocument,
     RequestError,
     RequestOptions,
     Runner,
@@ -90,7 +90,7 @@ def generate(runner: Runner) -> None:
     assert ask(runner, "Hello", tools=TOOLS, max_tokens=2)
     assert ask(runner, "Hello", logprobs=2, prompt_logprobs=True, max_tokens=2)
     assert len(ask_many(runner, ["Hello", "Hello there"], is_cancelled=lambda: False, max_tokens=2)) == 2
-    answers: list[Completion] = runner.generate([3, 4, 5], SamplingParams(max_tokens=2), n=2, salt="me", store=False)
+    answers: list[Completion] = runner.generate([3, 4, 5], SamplingParams(max_tokens=2), n=2, salt="me", keep_state=False)
     assert len(answers) == 2
     with closing(runner.stream("Hello", raw=True, max_tokens=2)) as pieces:
         for piece in pieces:
@@ -140,7 +140,9 @@ def converse(runner: Runner, folder: Path) -> None:
     answers: list[Completion] = runner.send_all([branch, *branches], ["one", "two", "three"], temperature=0.7)
     removed: list[Message] = branch.rewind(1)
     assert len(answers) == 3 and removed
-    chat.pin()
+    chat.keep()
+    chat.unkeep()
+    chat.pin()  # the earlier names
     chat.unpin()
     chat.save(folder / "chat.json")
     again: Chat = runner.load_chat(folder / "chat.json")
@@ -159,8 +161,8 @@ def embed(runner: Runner, **options: Unpack[EmbedOptions]) -> None:
 
 
 def rank(reranker: Runner) -> None:
-    ranked: list[Ranked] = reranker.rerank("cat", ["a dog", "a cat"], top_n=2)
-    again: list[Ranked] = asyncio.run(reranker.arerank("cat", ["a dog", "a cat"], truncate=False))
+    ranked: list[RankedDocument] = reranker.rerank("cat", ["a dog", "a cat"], top_n=2)
+    again: list[RankedDocument] = asyncio.run(reranker.arerank("cat", ["a dog", "a cat"], truncate=False))
     assert [each.index for each in ranked] == [each.index for each in again]
     assert ranked[0].score >= ranked[1].score
 

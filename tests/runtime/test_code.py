@@ -75,7 +75,8 @@ def test_what_one_source_computed_another_does_not_find_in_a_store(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("obstore")
-    shared = {"store": str(tmp_path / "store"), "store_secret": "a secret of a few words"}
+    (secret := tmp_path / "secret").write_text("a secret of a few words")
+    shared = {"store": str(tmp_path / "store"), "store_secret_file": secret}
     ask(model, tmp_path / "first", **shared)
     assert ask(model, tmp_path / "second", **shared, disk=0).usage.cached_tokens > 0
     change_source(monkeypatch, SOURCES[0], tmp_path)

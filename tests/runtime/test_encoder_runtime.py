@@ -14,8 +14,7 @@ from bough.config import Settings
 from bough.errors import BoughError, PromptTooLong, RequestCancelled, RequestError, ShuttingDown, UnsupportedModel
 from bough.models.files import ModelFiles
 from bough.runtime import EncoderRuntime, Runtime, load_any, load_encoder, load_runtime
-from bough.runtime.embedding import WINDOW, Embedded
-from bough.runtime.encoding import Scored
+from bough.runtime.embedding import WINDOW, ComputedText
 from bough.scheduling.worker import Limits
 from tests.tiny_encoders import make_encoder, make_reranker, pooling, write_json, write_modules
 from tests.tiny_models import make_folder
@@ -37,9 +36,9 @@ def runtime(folder):
     runtime.close()
 
 
-def embed(runtime: EncoderRuntime, texts: Sequence[str], **options) -> list[Embedded]:
+def embed(runtime: EncoderRuntime, texts: Sequence[str], **options) -> list[ComputedText]:
     """The vectors of texts, which are all queued at once."""
-    arrived: queue.SimpleQueue[tuple[int, Embedded | BoughError]] = queue.SimpleQueue()
+    arrived: queue.SimpleQueue[tuple[int, ComputedText | BoughError]] = queue.SimpleQueue()
     embedder = runtime.embedder
     for number, text in enumerate(texts):
         ids = embedder.tokenize(text, truncate=True)
@@ -57,7 +56,7 @@ def test_vectors_are_those_of_transformers_and_its_tokenizer(runtime, folder):
         with torch.inference_mode():
             vector = model(**inputs).last_hidden_state[0].mean(dim=0)
         assert each.num_tokens == inputs["input_ids"].shape[1]
-        assert (torch.tensor(each.vector) - vector / vector.norm()).abs().max() < 1e-5
+        assert (torch.tensor(each.numbers) - vector / vector.norm()).abs().max() < 1e-5
     assert runtime.embedder.dimensions == 32
     assert runtime.embedder.max_tokens == 64
 
@@ -65,7 +64,7 @@ def test_vectors_are_those_of_transformers_and_its_tokenizer(runtime, folder):
 def test_300_texts_of_12_threads_equal_those_computed_alone(runtime):
     texts = ["the cat " * (1 + number % 17) + "dog" * (number % 5) for number in range(25)]
     alone = [embed(runtime, [text])[0] for text in texts]
-    results: dict[int, list[Embedded]] = {}
+    results: dict[int, list[ComputedText]] = {}
 
     def run(thread: int) -> None:
         results[thread] = embed(runtime, texts)
@@ -76,20 +75,20 @@ def test_300_texts_of_12_threads_equal_those_computed_alone(runtime):
     for thread in threads:
         thread.join(BOUND_S)
 
-    expected = torch.tensor([each.vector for each in alone])
+    expected = torch.tensor([each.numbers for each in alone])
     assert len(results) == 12
     for found in results.values():
-        assert (torch.tensor([each.vector for each in found]) - expected).abs().max() < 1e-5
+        assert (torch.tensor([each.numbers for each in found]) - expected).abs().max() < 1e-5
     assert runtime.worker.num_waiting == runtime.worker.num_running == 0
 
 
 def test_a_cancelled_text_is_told_once_and_not_computed(runtime):
-    told: queue.SimpleQueue[Embedded | BoughError] = queue.SimpleQueue()
+    told: queue.SimpleQueue[ComputedText | BoughError] = queue.SimpleQueue()
 
     runtime.embedder.start([2, 40, 3], told.put, is_cancelled=lambda: True)
 
     assert isinstance(told.get(timeout=BOUND_S), RequestCancelled)
-    assert len(embed(runtime, ["the cat"])[0].vector) == 32
+    assert len(embed(runtime, ["the cat"])[0].numbers) == 32
     assert told.empty()
 
 
@@ -121,7 +120,7 @@ def test_the_prompt_of_the_model_goes_before_each_text_and_not_before_ids(tmp_pa
 
     assert ids == plain.embedder.tokenize("the dog: cat", truncate=True)
     states = AutoModel.from_pretrained(folder).eval()(input_ids=torch.tensor([ids])).last_hidden_state[0]
-    found = torch.tensor(embed(prompted, ["cat"])[0].vector)
+    found = torch.tensor(embed(prompted, ["cat"])[0].numbers)
     assert (found - states[4:].mean(dim=0)).abs().max() < 1e-5  # without [CLS] the dog :
     for each in (plain, prompted):
         each.close()
@@ -130,16 +129,16 @@ def test_the_prompt_of_the_model_goes_before_each_text_and_not_before_ids(tmp_pa
 def test_a_reranker_scores_a_query_and_a_document(tmp_path):
     folder = make_reranker(tmp_path / "small")
     runtime = load_encoder(ModelFiles("small", folder), ON_CPU)
-    told: queue.SimpleQueue[Scored | BoughError] = queue.SimpleQueue()
+    told: queue.SimpleQueue[ComputedText | BoughError] = queue.SimpleQueue()
 
-    runtime.reranker.start("the cat", "a dog", told.put)
+    runtime.reranker.start_pair("the cat", "a dog", told.put)
 
     scored = told.get(timeout=BOUND_S)
-    assert isinstance(scored, Scored)
-    assert 0 < scored.score < 1
+    assert isinstance(scored, ComputedText)
+    assert 0 < scored.numbers[0] < 1
     assert scored.num_tokens == 7
     with pytest.raises(PromptTooLong, match="context holds 64"):
-        runtime.reranker.start("the cat", "dog " * 80, told.put, truncate=False)
+        runtime.reranker.start_pair("the cat", "dog " * 80, told.put, truncate=False)
     with pytest.raises(RequestError, match="the model small scores pairs of texts: this needs one that makes embeddings"):
         _ = runtime.embedder
     runtime.close()
@@ -153,7 +152,7 @@ def test_an_embedder_is_no_reranker(runtime):
 def test_closing_ends_what_waits_and_a_closed_one_refuses(folder):
     runtime = load_encoder(ModelFiles("small", folder), ON_CPU)
     inside, go_on = threading.Event(), threading.Event()
-    told: queue.SimpleQueue[Embedded | BoughError] = queue.SimpleQueue()
+    told: queue.SimpleQueue[ComputedText | BoughError] = queue.SimpleQueue()
     blocked = runtime.worker.call(lambda: (inside.set(), go_on.wait(BOUND_S)))
     assert inside.wait(BOUND_S)
     runtime.embedder.start([2, 40, 3], told.put, is_cancelled=lambda: False)

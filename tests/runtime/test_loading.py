@@ -1,4 +1,4 @@
-"""What loading tells the models room about the engine that will be used, and the user about packed weights."""
+"""What loading tells the models room about the engine that will be used, and the user about faster ways."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from bough.config import Settings
 from bough.engines.torch.cpu import route
 from bough.engines.torch.cpu.library import load_kernels
-from bough.errors import KernelsMissing, SettingsError, UnsupportedModel
-from bough.models import GgufSupport, ModelFiles, Store, resolve
+from bough.errors import KernelsMissing, UnsupportedModel
+from bough.models import GgufSupport, ModelFiles, ModelFolder, resolve
 from bough.models.aliases import Overlay
 from bough.runner import load
 from bough.runtime import find_model, gguf_support, loading, make_engine
@@ -48,7 +48,7 @@ def test_without_the_engine_the_reason_is_passed_on(monkeypatch: pytest.MonkeyPa
 
 def test_a_created_model_says_that_its_overlay_is_for_servers(tmp_path, caplog):
     settings = Settings(data_folder=tmp_path)
-    store = Store(settings.models_folder)
+    store = ModelFolder(settings.models_folder)
     with store.making("small") as making:
         (making.folder / "config.json").write_text("{}")
         making.commit("a test", "", 0, "")
@@ -61,13 +61,11 @@ def test_a_created_model_says_that_its_overlay_is_for_servers(tmp_path, caplog):
 
 
 @pytest.fixture
-def converted(tmp_path: Path) -> ModelFiles:
-    """A model that was converted from a GGUF file which is no longer there."""
+def prepared(tmp_path: Path) -> ModelFiles:
+    """A model that is a GGUF file."""
     file = tmp_path / "tiny.gguf"
     write_gguf(file, gguf.GGMLQuantizationType.Q8_0)
-    model = resolve(file, settings_in(tmp_path), FOR_TORCH)
-    file.unlink()
-    return model
+    return resolve(file, settings_in(tmp_path), FOR_TORCH)
 
 
 def settings_in(tmp_path: Path, **settings: Any) -> Settings:
@@ -99,54 +97,33 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "load_kernels", fail)
 
 
-def forget_packed(model: ModelFiles) -> None:
-    for name in ("model.gguf", "packed.json"):
-        (model.folder / name).unlink()
+def test_a_model_with_everything_gets_no_advice(prepared, tmp_path, has_kernels):
+    assert load_with_advice(prepared, tmp_path) == []
 
 
-def test_a_model_with_everything_gets_no_advice(converted, tmp_path, has_kernels):
-    assert load_with_advice(converted, tmp_path) == []
-
-
-def test_a_load_tells_once_that_a_model_was_converted_without_packed_weights(converted, tmp_path, has_kernels):
-    forget_packed(converted)
-
-    (advice,) = load_with_advice(converted, tmp_path)
-
-    assert advice.startswith(f"{converted.name} was converted by an earlier version of Bough")
-    assert load_with_advice(converted, tmp_path, weights="float32") == []  # the user's own choice
-
-
-def test_a_load_tells_once_that_there_are_no_kernels_and_what_to_do(converted, tmp_path, without_kernels):
-    assert load_with_advice(converted, tmp_path) == [
-        f"{converted.name} runs in float32 without kernels for this CPU, several times slower than with them "
+def test_a_load_tells_once_that_there_are_no_kernels_and_what_to_do(prepared, tmp_path, without_kernels):
+    assert load_with_advice(prepared, tmp_path) == [
+        f"{prepared.name} runs in float32 without kernels for this CPU, several times slower than with them "
         "(there was no C compiler): install gcc"
     ]
 
 
-def test_nobody_to_tell_means_a_warning_in_the_log(converted, tmp_path, without_kernels, caplog):
+def test_nobody_to_tell_means_a_warning_in_the_log(prepared, tmp_path, without_kernels, caplog):
     folders = {"data_folder": tmp_path / "data", "cache_folder": tmp_path / "cache"}
 
-    load(converted.name, engine="torch", device="cpu", disk=0, **folders).close()
+    load(prepared.name, engine="torch", device="cpu", disk=0, **folders).close()
 
     assert caplog.text.count("several times slower than with them") == 1
 
 
-@pytest.mark.parametrize("content", ["{", '{"format": 1, "file": "model.gguf"}'])
-def test_damaged_packed_weights_are_refused_unless_they_are_not_used(converted, tmp_path, has_kernels, content):
-    (converted.folder / "packed.json").write_text(content)
+@pytest.mark.parametrize("content", ["{", '{"format": 2, "files": [1]}'])
+def test_a_damaged_table_is_refused_in_one_line(prepared, tmp_path, content):
+    (prepared.folder / "packed.json").write_text(content)
 
-    with pytest.raises(UnsupportedModel, match=r"is damaged: .* with the setting weights=float32 it is not read"):
-        make_engine(converted, settings_in(tmp_path))
-    for weights in ("float32", "q8_0"):
-        make_engine(converted, settings_in(tmp_path, weights=weights)).close()
+    with pytest.raises(UnsupportedModel, match=r"packed\.json|no safetensors weights") as caught:
+        make_engine(ModelFiles(prepared.name, prepared.folder), settings_in(tmp_path))
 
-
-def test_packed_weights_that_were_not_kept_are_refused_with_what_to_do(converted, tmp_path, has_kernels):
-    forget_packed(converted)
-
-    with pytest.raises(SettingsError, match=r"^weights is 'packed', and .* was converted by an earlier .* adds them$"):
-        make_engine(converted, settings_in(tmp_path, weights="packed"))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_load_tells_that_a_model_runs_without_reuse_and_why(tmp_path, caplog):
@@ -168,3 +145,21 @@ def test_a_load_tells_which_libraries_are_outside_the_tested_range(tmp_path, mon
     told = load_with_advice(ModelFiles(str(folder), folder), tmp_path)
 
     assert told[0].startswith("llama runs on transformers 5.99.0 (tested: >=5.17, <5.24); what the self-check found right")
+
+
+def test_a_gguf_file_that_is_replaced_while_it_is_read_is_refused(
+    prepared: ModelFiles, tmp_path: Path, monkeypatch
+) -> None:
+    from bough.engines.torch import TorchEngine
+
+    load_engine = TorchEngine.load
+
+    def replace_and_load(*given: Any) -> TorchEngine:
+        engine = load_engine(*given)
+        write_gguf(prepared.weights[0], gguf.GGMLQuantizationType.Q8_0, scale=0.5)
+        return engine
+
+    monkeypatch.setattr(TorchEngine, "load", staticmethod(replace_and_load))
+
+    with pytest.raises(UnsupportedModel, match="differs from the file that tiny-"):
+        make_engine(prepared, settings_in(tmp_path))

@@ -14,7 +14,7 @@ import pytest
 
 import bough
 from bough.cache.store import NotPlain, StoreError
-from bough.cache.store.paths import DELETED, PAGE_KEY, PREFIX
+from bough.cache.store.format import DELETED, PAGE_KEY, PREFIX
 from bough.cache.store.sweeping import clear_model, sweep
 from bough.config import Settings, load_settings, read_cluster_secret
 from bough.errors import SettingsError
@@ -70,7 +70,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def load(name: str, folders: Path, cache_folder: Path, url: str, **settings: Any) -> bough.Runner:
     if not (folders / name).exists():
         make_folder(name, folders / name)
-    options = {"disk": "1GB", "disk_free": 0, "store": url, "store_secret": SECRET} | settings
+    (secret := folders / "secret").write_text(SECRET)
+    options = {"disk": "1GB", "disk_free": 0, "store": url, "store_secret_file": secret} | settings
     return bough.load(folders / name, cache_folder=cache_folder, threads=1, **options)
 
 
@@ -90,7 +91,7 @@ def test_a_machine_with_an_empty_disk_answers_from_the_store_as_without_it(
 ) -> None:
     with load(name, folders, tmp_path / "first", url) as runner:
         ask(runner, PROMPT)
-        expected = ask(runner, AGAIN, store=False)
+        expected = ask(runner, AGAIN, keep_state=False)
     with load(name, folders, tmp_path / "second", url, disk=0) as runner:
         found = ask(runner, AGAIN)
         stats = runner.cache.stats()
@@ -227,8 +228,6 @@ def test_a_store_that_is_gone_costs_no_answer(
 def test_a_store_needs_a_secret_and_a_url_that_is_known(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="needs a secret"):
         Settings(store="s3://bucket")
-    with pytest.raises(SettingsError, match="has 5 characters, and must have at least 16"):
-        Settings(store_secret="short")
     for url in ("gopher://x", "s3:/bucket", "s3:bucket/path", "file:/trees"):  # none of which is a folder
         with pytest.raises(SettingsError, match="cannot be opened"):
             UrlStore(url)
@@ -236,8 +235,13 @@ def test_a_store_needs_a_secret_and_a_url_that_is_known(tmp_path: Path) -> None:
     settings = load_settings({"store": "s3://bucket", "store_secret_file": file})
     with pytest.raises(SettingsError, match="cannot be read"):
         read_cluster_secret(settings)
+    file.write_text("short")
+    with pytest.raises(SettingsError, match="has 5 characters, and must have 16"):
+        read_cluster_secret(settings)
+    file.write_text(SECRET)
+    secret = read_cluster_secret(settings)
     file.write_text(f"{SECRET}\n")
-    assert read_cluster_secret(settings) == read_cluster_secret(Settings(store_secret=SECRET))
+    assert read_cluster_secret(settings) == secret != b""
 
 
 def test_a_folder_that_is_made_for_a_store_is_its_owners_alone(tmp_path: Path) -> None:

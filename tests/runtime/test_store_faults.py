@@ -71,11 +71,11 @@ def check_answer(found: bough.Completion, filled: Filled) -> None:
 
 
 def check_nothing_is_left(runner: bough.Runner) -> None:
-    """Nothing is reserved, pinned or wanted from the store."""
+    """Nothing is reserved, held or wanted from the store."""
     cache, worker = runner.runtime.prefix_cache, runner.runtime.worker
-    wait_until(lambda: not cache.forest.pins)  # a cancelled request is closed by the engine's thread
+    wait_until(lambda: not cache.forest.holds)  # a cancelled request is closed by the engine's thread
     worker.call(cache.check).result()
-    assert not any(cache.memory.reserved_bytes.values()) and not cache.forest.pins and not cache.residency.loader.loads
+    assert not any(cache.memory.reserved_bytes.values()) and not cache.forest.holds and not cache.residency.loader.loads
     assert cache.memory.shared is not None and not cache.memory.shared.reader.num_reads
 
 

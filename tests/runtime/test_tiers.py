@@ -56,7 +56,7 @@ def test_a_restart_reuses_what_was_computed_and_answers_the_same(name: str, fold
 
 def test_a_request_that_is_not_stored_leaves_nothing_on_disk(folders: Path, tmp_path: Path) -> None:
     with load("llama", folders, tmp_path) as runner:
-        ask(runner, PROMPT, store=False)
+        ask(runner, PROMPT, keep_state=False)
         assert runner.cache.flush()
         assert runner.cache.stats()["disk_files"] == 0
         ask(runner, PROMPT)
@@ -166,7 +166,7 @@ def test_a_salt_sees_its_own_tree_after_a_restart_and_what_it_keeps_or_forgets_i
 
     with load("llama", folders, tmp_path) as runner:
         assert sum(node.num_tokens for node in runner.cache.tree("alice").nodes) >= len(PROMPT)
-        runner.cache.pin(PROMPT, salt="alice")
+        runner.cache.keep(PROMPT, salt="alice")
         assert runner.cache.is_kept(PROMPT, salt="alice") and not runner.cache.is_kept(PROMPT, salt="bob")
         runner.cache.clear("alice")
         assert not runner.cache.tree("alice").nodes and runner.cache.tree("bob").nodes

@@ -27,6 +27,7 @@ def make_many_draws(count: int, vocab_size: int) -> list[Draw]:
         {"min_p": 0.1},
         {"top_k": 40, "top_p": 0.9, "repeat_penalty": 1.3},
         {"logprobs": 3},
+        {"top_n_sigma": 1.0, "top_p": 0.95},
         {"logit_bias": {7: 100.0, 8: -100.0, 9: 2.5}, "logprobs": 2},
     ]
     return [

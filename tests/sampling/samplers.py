@@ -11,7 +11,7 @@ import torch
 
 from bough.engines.mlx.sampling import sample as sample_mlx
 from bough.engines.torch.sampling import sample as sample_torch
-from bough.types import Draw, Sampled, SamplingParams
+from bough.types import Draw, SampledToken, SamplingParams
 
 EVENLY = tuple((i + 0.5) / 3000 for i in range(3000))
 
@@ -21,7 +21,7 @@ class Sampler:
     """An engine's `sample`, and how it keeps logits: `make_row` takes numbers and the name of a type."""
 
     name: str
-    sample: Callable[[Sequence[Any], Sequence[Draw]], list[Sampled]]
+    sample: Callable[[Sequence[Any], Sequence[Draw]], list[SampledToken]]
     make_row: Callable[[Sequence[float], str], Any]
     dtype: str = "float32"
 

@@ -155,6 +155,26 @@ def test_min_p_keeps_all_that_are_as_likely_as_the_likeliest(sampler: Sampler):
     assert sampler.shares([0.0, 2.0, 2.0], min_p=1.0) == [0, 0.5, 0.5]
 
 
+def test_top_n_sigma_keeps_what_is_within_n_standard_deviations_of_the_largest(sampler: Sampler):
+    logits = [0.0, 2.0, 2.5, 3.5]  # their mean is 2 and their standard deviation 1.275
+    assert sampler.shares(logits, top_n_sigma=0.5) == [0, 0, 0, 1]
+    assert [share > 0 for share in sampler.shares(logits, top_n_sigma=1)] == [False, False, True, True]
+    assert [share > 0 for share in sampler.shares(logits, top_n_sigma=3)] == [True, True, True, True]
+
+
+def test_top_n_sigma_keeps_the_same_tokens_at_any_temperature(sampler: Sampler):
+    assert sampler.shares([0.0, 2.0, 2.5, 3.5], top_n_sigma=1, temperature=1000) == [0, 0, 0.5, 0.5]
+
+
+def test_top_n_sigma_leaves_out_what_a_mask_forbids(sampler: Sampler):
+    # Of 2.0 and 2.5 the standard deviation is 0.25; of all four it is 1.275, and both would stay.
+    assert sampler.shares([0.0, 2.0, 2.5, 3.5], top_n_sigma=1.9, allowed=bits([1, 2], 4)) == [0, 0, 1, 0]
+
+
+def test_top_n_sigma_of_equal_logits_keeps_all(sampler: Sampler):
+    assert sampler.shares([1.0, 1.0], top_n_sigma=1) == [0.5, 0.5]
+
+
 def test_limits_look_at_the_distribution_after_temperature(sampler: Sampler):
     # Squared, 0.6 against 0.4 becomes 9/13 = 0.69 against 4/13.
     assert sampler.shares(logs(0.6, 0.4), temperature=0.5, top_p=0.65) == [1, 0]

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from bough.cache.residency import fetching, loading
+from bough.cache.residency import loading
 from tests.scenarios.world import World
 
 
@@ -21,5 +21,4 @@ def lane_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """One look takes all that has arrived from the disk or the store, however slowly this machine runs."""
-    for module in (loading, fetching):
-        monkeypatch.setattr(module, "TAKE_S", math.inf)
+    monkeypatch.setattr(loading, "TAKE_S", math.inf)

@@ -18,12 +18,21 @@ A = [1, 2, 3, 4, 5, 6, 7, 8]
 B = [1, 2, 3, 4, 5, 30, 31, 32]
 
 _needs_mlx = pytest.mark.skipif("mlx" not in find_installed(), reason="MLX is not installed")
-_on_torch = [f"torch:{name}" for name in ARCHITECTURES]
-_on_mlx = [pytest.param(f"mlx:{name}", marks=(pytest.mark.mlx, _needs_mlx)) for name in ARCHITECTURES]
+_USUAL = ("mistral", "gemma3_text", "qwen3_next", "lfm2")  # the others with --slow
+
+
+def _params(engine: str, *marks: pytest.MarkDecorator) -> list[Any]:
+    """Every architecture on an engine."""
+    slow = {name: () if name in _USUAL else (pytest.mark.slow,) for name in ARCHITECTURES}
+    return [pytest.param(f"{engine}:{name}", marks=(*marks, *slow[name])) for name in ARCHITECTURES]
+
+
+_on_torch = _params("torch")
+_on_mlx = _params("mlx", pytest.mark.mlx, _needs_mlx)
 
 _pooled = [f"pooled:{name}" for name in ("full", "full+window", "full+recurrent", "window+recurrent+full")]
 
-_on_pool = ["pool:gemma3_text", "pool:qwen3_next", pytest.param("pool:llama", marks=pytest.mark.slow)]
+_on_pool = ["pool:gemma3_text", *(pytest.param(f"pool:{name}", marks=pytest.mark.slow) for name in ("qwen3_next", "llama"))]
 
 every_model = pytest.mark.parametrize("model", [*MODELS, *_pooled, *_on_torch, *_on_pool, *_on_mlx])
 every_fake = pytest.mark.parametrize("model", [*MODELS, *_pooled])

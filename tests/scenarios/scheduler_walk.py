@@ -18,15 +18,17 @@ import torch
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.residency.memory import Tiers
 from bough.cache.tree.state import Tier
-from bough.engines.torch.pooled.attention import operator
-from bough.generate.generation import ChunkSize, Generation
+from bough.engines.torch.pooled.wiring import POOL_ATTENTION
+from bough.generate.generation import ChunkSize
 from bough.generate.request import Request
 from bough.scheduling.job import Job
 from bough.scheduling.scheduler import Scheduler
+from bough.tokens import Tokens
 from bough.types import Completion, SamplingParams
 from tests.contract.large_parity import Stock
 from tests.scenarios.model_world import check_arena
 from tests.scenarios.torch_world import arena_of
+from tests.scenarios.world import clear_idle_lanes
 from tests.scheduling.concert import Client, Letters
 
 FLOOR = 1e-4
@@ -89,7 +91,7 @@ class SchedulerWalk:
         device_bytes = sizes.device_rows * row_bytes + 8 * sizes.lanes * state_bytes
         engine.limit_device(device_bytes)
         engine.limit_host(host_bytes)
-        self._arena = arena_of(engine) if engine.describe()["attention"] == operator.NAME else None
+        self._arena = arena_of(engine) if engine.describe()["attention"] == POOL_ATTENTION else None
         self._used_before = self._arena.used_bytes if self._arena is not None else 0
         ticks = itertools.count(1)
         self._clock = lambda: next(ticks) / 100  # not the machine's: a walk is the same each time
@@ -145,9 +147,9 @@ class SchedulerWalk:
             ignore_eos=True,
             logprobs=self._chance.choice([None, 0]),
         )
-        request = Request(chat, params, is_cancelled=lambda: asked.client.is_gone)
-        generation = Generation(self.engine, request, Letters(), None, self._clock)
-        self._scheduler.add(Job(generation, asked.client))
+        request, client = Request(Tokens.of(chat), params), asked.client
+        job = Job(self.engine, request, Letters(), None, self._clock, client, asks_to_end=lambda: client.is_gone)
+        self._scheduler.add(job)
         self._open.append(asked)
 
     def _disturb(self) -> None:
@@ -157,10 +159,10 @@ class SchedulerWalk:
             self._chance.choice(self._open).client.is_gone = True
         elif chance < 0.20:
             evictor.evict_one(Tier.DEVICE)
-        elif chance < 0.30 and self.cache.memory.has_host:
+        elif chance < 0.30 and self.cache.memory.host_budget_bytes:
             evictor.evict_one(Tier.HOST)
         elif chance < 0.35:
-            self.cache.lanes.clear_idle()
+            clear_idle_lanes(self.cache)
 
     def _turn(self) -> None:
         self._scheduler.turn()

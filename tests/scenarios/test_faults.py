@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bough.cache.admin.view import explain
+from bough.cache.admin.view import look_up
 from bough.cache.tree.tokens import common_prefix, pack
 from bough.errors import DoesNotFit, EngineError
 from bough.types import Boundary
@@ -163,7 +163,7 @@ def test_looking_says_what_beginning_does() -> None:
     w = World(MODELS["full"], 4, budget_bytes=80)
     w.run(list(range(10)))  # all of it fits only on the lane
     assert w.cache.count_reusable(list(range(10))) == w.begin(list(range(10))).cached == 9
-    assert explain(w.cache, [], "", str).cached_tokens == 0
+    assert look_up(w.cache, b"", "").explain(b"", str).cached_tokens == 0
 
 
 @copying_lanes

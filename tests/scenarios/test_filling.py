@@ -12,7 +12,7 @@ from tests.fake_store import FakeObjects, StepStore
 from tests.fakes import MODELS, FixedRates
 from tests.scenarios.models import every_model, world
 from tests.scenarios.test_tiers import LONG, OTHER, demote_all, tiers
-from tests.scenarios.world import World
+from tests.scenarios.world import World, clear_idle_lanes
 
 ROW = 8  # bytes of a token's rows in the fake model with full attention
 
@@ -95,7 +95,7 @@ def test_nothing_is_sent_to_the_store_twice() -> None:
 @pytest.mark.usefixtures("lane_kind")
 def test_a_request_that_is_not_stored_leaves_the_tree_as_it_was() -> None:
     w = on_disk()
-    with w.cache.begin(LONG, store=False) as session:
+    with w.cache.begin(LONG, keep_state=False) as session:
         w.prefill(session)
     w.check()
     assert tiers(w)[Tier.DEVICE] == 0
@@ -129,7 +129,7 @@ def test_without_memory_in_the_engine_rows_stay_on_disk() -> None:
 
     w.run(LONG)
     assert w.engine.fail_next is None
-    w.cache.lanes.clear_idle()
+    clear_idle_lanes(w.cache)
 
     assert w.run(LONG).cached > 0
 

@@ -13,7 +13,7 @@ import pytest
 
 from bough.cache.admin.archive import export_tree, import_tree
 from bough.cache.disk import Disk, DiskError, page_files
-from bough.cache.prefix_cache import Saved
+from bough.cache.prefix_cache import SaveResult
 from bough.cache.steps import Result, Steps
 from bough.generate.generation import ChunkSize
 from bough.runtime.cache_handle import CacheHandle
@@ -29,7 +29,7 @@ every_model = pytest.mark.parametrize("model", MODELS)
 
 
 def open_disk(folder: Path) -> Disk:
-    return Disk.open(folder, fingerprint="f", page_tokens=4, budget_bytes=1 << 30, floor_bytes=0)
+    return Disk(folder, fingerprint="f", page_tokens=4, budget_bytes=1 << 30, floor_bytes=0)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_an_export_beside_requests_has_all_that_was_there_when_it_began(model: s
         traffic.serve()
     chats = {tuple(chat): world.cache.count_reusable([*chat, 61]) for chat in traffic.chats}
 
-    assert world.cache.save("", traffic) == Saved(is_written=True)
+    assert world.cache.save("", traffic) == SaveResult(is_written=True)
     exported = export_tree(disk, tmp_path / "archive.tar", run=traffic)
 
     assert traffic.num_interruptions > 5 and exported.num_skipped == 0
@@ -125,7 +125,7 @@ def fail(*given: object) -> int:
 
 
 def test_an_export_counts_what_the_disk_has_no_room_for(tmp_path: Path) -> None:
-    with Disk.open(tmp_path / "tree", fingerprint="f", page_tokens=4, budget_bytes=700, floor_bytes=0) as disk:
+    with Disk(tmp_path / "tree", fingerprint="f", page_tokens=4, budget_bytes=700, floor_bytes=0) as disk:
         world = World(MODELS["full"], 4, disk=disk)
         for first in range(6):
             world.run([100 + first, *range(1, 17)])

@@ -79,7 +79,7 @@ def test_12_idle_lanes_are_cleared_before_any_byte_of_the_tree(model: str) -> No
     w = world(model, num_lanes=2)
     w.run(A)
     tree = w.cache.memory.tree_bytes
-    spare_bytes = 0 if w.is_pooled else w.cache.costs.row_bytes
+    spare_bytes = 0 if w.is_pooled else w.cache.memory.row_bytes
     w.set_budget(tree + w.cache.lanes.slots[1].lane.bytes_for(4) + spare_bytes)
 
     session = w.begin([50, 51, 52, 53])
@@ -177,7 +177,7 @@ def test_fifty_growing_turns_are_one_node_of_full_pages(model: str) -> None:
 @every_model
 def test_no_store_leaves_nothing_behind(model: str) -> None:
     w = world(model)
-    session: Session = w.cache.begin(A, store=False)
+    session: Session = w.cache.begin(A, keep_state=False)
     w.sessions = [session]
     w.prefill(session)
     w.close(session)
@@ -214,6 +214,6 @@ def test_a_lost_page_is_a_miss_and_is_filled_again(model: str) -> None:
     w.cache.lanes.slots[0].clear()
     w.check()
 
-    assert w.run([*A, 9, 50]).cached <= (2 if w.cache.costs.row_bytes else 9)
+    assert w.run([*A, 9, 50]).cached <= (2 if w.cache.memory.row_bytes else 9)
     w.cache.lanes.slots[0].clear()
     assert w.run([*A, 9, 51]).cached >= 7

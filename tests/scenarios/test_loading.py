@@ -132,7 +132,7 @@ def test_cancelling_a_load_leaves_nothing_behind_but_what_was_read(model: str, n
     session = w.begin(LONG)
     w.read(session, num_read)
     w.close(session)
-    assert not w.cache.forest.pins and not any(w.cache.memory.reserved_bytes.values())
+    assert not w.cache.forest.holds and not any(w.cache.memory.reserved_bytes.values())
     assert w.disk.reader.num_reads == 0
 
     again = w.begin(LONG)
@@ -395,6 +395,19 @@ def test_what_is_promised_to_loads_counts_in_a_salts_share_of_the_device() -> No
     assert not room.make_room(75 * row, trie=trie)
 
     assert trie.memory.num_bytes[Tier.DEVICE] == held and room.affordable(trie) <= 68 * row
+
+
+def test_what_is_read_to_the_device_stays_within_its_salts_share() -> None:
+    row = 8
+    first = on_disk()
+    w = World(MODELS["full"], 4, disk=first.disk.restarted(), budget_bytes=200 * row, salt_share=0.1)
+
+    session = w.begin(LONG)
+
+    assert 0 < session.cached <= 20
+    assert w.cache.forest.tries[""].memory.num_bytes[Tier.DEVICE] <= 20 * row
+    w.prefill(session)
+    w.close(session)
 
 
 def test_what_has_come_of_large_pages_counts_before_they_are_whole() -> None:

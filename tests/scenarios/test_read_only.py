@@ -11,6 +11,7 @@ from bough.cache.disk import DiskBusy, ReadOnlyTree
 from bough.cache.tree.state import Tier
 from tests.crash.tree import Setup, serve
 from tests.fakes import MODELS
+from tests.scenarios.world import clear_idle_lanes
 
 pytestmark = pytest.mark.usefixtures("lane_kind")
 
@@ -65,7 +66,7 @@ class ReadingWalk:
             self.left[file] = (file.stat().st_size, file.stat().st_mtime_ns)
 
     def demote(self) -> None:
-        self.world.cache.lanes.clear_idle()
+        clear_idle_lanes(self.world.cache)
         for tier in (Tier.DEVICE, Tier.HOST):
             for _ in range(self.chance.randrange(8)):
                 self.world.cache.residency.evictor.evict_one(tier)

@@ -16,7 +16,7 @@ from bough.config import Settings
 from bough.engines.torch import TorchEngine
 from tests.contract import large_parity
 from tests.contract.lagging import make_lagging_transfers
-from tests.contract.large_parity import LARGE, Stock, has_graphs, require_ready
+from tests.contract.large_parity import LARGE, Stock, require_ready
 from tests.scenarios.model_world import ARCHITECTURES
 from tests.scenarios.scheduler_walk import SchedulerWalk, WalkSizes
 from tests.tiny_models import make_model
@@ -102,12 +102,12 @@ def test_a_row_that_is_lost_on_its_way_through_the_tree_is_found(tmp_path: Path)
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("graphs", ["off", "wait"] if has_graphs() else [None])
+@pytest.mark.parametrize("graphs", ["off", "wait"])
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_next"])
-def test_a_walk_with_sixteen_lanes_on_cuda(name: str, graphs: str | None, tmp_path: Path) -> None:
+def test_a_walk_with_sixteen_lanes_on_cuda(name: str, graphs: str, tmp_path: Path) -> None:
     model = large_parity.make_model(name, LARGE, "cuda", torch.bfloat16)
-    stock, chosen = Stock(model), {"graphs": graphs} if graphs else {}
-    with closing(TorchEngine(model, Settings(cache_folder=tmp_path, **chosen))) as engine:
+    stock = Stock(model)
+    with closing(TorchEngine(model, Settings(cache_folder=tmp_path), graphs=graphs)) as engine:
         require_ready(engine)
         counts = SchedulerWalk(engine, stock, ON_CUDA, seed=1).play()
 

@@ -65,7 +65,7 @@ def test_publishing_needs_no_room_in_a_full_budget() -> None:
     w = pooled(num_lanes=1, budget_bytes=8 * SLOT)
     session = w.begin(LONG)
     w.prefill(session)
-    assert session.sequence.pin.offset == len(LONG)  # nothing was left out
+    assert session.sequence.hold.offset == len(LONG)  # nothing was left out
     w.close(session)
     assert w.run(LONG).cached == 28  # the last token of the page would need another block
 
@@ -199,6 +199,6 @@ def test_a_window_keeps_its_room_however_much_of_it_is_published() -> None:
     while w.prefill_chunk(session):
         assert room.used_bytes <= 4000
     group = next(group for group in w.engine.groups if group.kind is Kind.WINDOW)
-    pages = [page for node in session.sequence.pin.node.path() for page in node.pages[group]]
+    pages = [page for node in session.sequence.hold.node.path() for page in node.pages[group]]
     assert len({page.block for page in pages}) == 15
     w.close(session)

@@ -12,7 +12,7 @@ from tests.fake_disk import FakeDisk
 from tests.fake_store import FakeObjects, StepStore, failing
 from tests.fakes import MODELS, FixedRates
 from tests.scenarios.models import every_fake, world
-from tests.scenarios.world import World
+from tests.scenarios.world import World, clear_idle_lanes
 
 PROMPT = list(range(1, 12))
 REPLY = [20, 21, 22]
@@ -92,7 +92,7 @@ def test_a_salt_finds_nothing_of_another() -> None:
 def test_a_request_that_is_not_stored_sends_nothing() -> None:
     objects = FakeObjects()
     first = machine("full", objects)
-    with first.cache.begin(PROMPT, store=False) as session:
+    with first.cache.begin(PROMPT, keep_state=False) as session:
         first.load(session)
         first.prefill(session)
     store_of(first).work()
@@ -305,7 +305,7 @@ def test_rows_that_were_lost_where_two_prompts_part_come_back_to_the_part_that_t
         trie.drop_page(node, next(page for page in node.pages[group] if page.start == 4))  # as a load that failed does
 
     second.run(other)
-    second.cache.lanes.clear_idle()
+    clear_idle_lanes(second.cache)
 
     assert second.run([*other[:6], 70]).cached == (6 if second.is_full_only else 0)
     assert not second.cache.forest.find("").match(other).node.parent.has_holes
@@ -319,7 +319,7 @@ def test_restore_points_that_lie_on_disk_alone_are_not_looked_for_in_the_store_a
     disk.work()
     while first.cache.residency.evictor.evict_one():
         pass
-    first.cache.lanes.clear_idle()
+    clear_idle_lanes(first.cache)
     for turn in range(4):
         store_of(first).work()
         before = objects.calls.copy()

@@ -52,7 +52,7 @@ def test_rows_beyond_a_salts_share_do_not_take_the_place_of_another_branch() -> 
     w.prefill(filling)
     branch = w.begin(BRANCH)
     w.prefill(branch)
-    assert branch.sequence.pin.offset == len(TRUNK) < branch.lane.offset  # its own rows found no room
+    assert branch.sequence.hold.offset == len(TRUNK) < branch.lane.offset  # its own rows found no room
 
     w.close(branch)
     w.close(filling)
@@ -67,7 +67,7 @@ def test_rows_beyond_the_budget_do_not_take_the_place_of_another_branch() -> Non
     demote_all(w)
     branch = w.begin(BRANCH)
     w.prefill(branch)
-    assert branch.sequence.pin.offset == len(TRUNK) < branch.lane.offset
+    assert branch.sequence.hold.offset == len(TRUNK) < branch.lane.offset
 
     w.close(branch)
 
@@ -354,7 +354,7 @@ def test_a_restore_point_lives_on_disk_as_long_as_its_pages_are_used(tmp_path: P
 
 
 def open_disk(folder: Path, *, ttl_s: float | None = None, now_s: float = 0.0) -> Disk:
-    return Disk.open(
+    return Disk(
         folder / "tree",
         fingerprint="f" * 64,
         page_tokens=4,

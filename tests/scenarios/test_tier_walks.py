@@ -19,7 +19,7 @@ from bough.types import Boundary, Mark
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
 from tests.scenarios.test_random_walks import CacheMachine, prompts, walk, walk_long
-from tests.scenarios.world import World
+from tests.scenarios.world import World, clear_idle_lanes
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ class TierMachine(CacheMachine):
         if session.is_loading:
             self.world.engine.fail_next = None
             session.finish_loading()
-            assert session.tokens.tobytes() == session.prompt[: 4 * session.cached]
+            assert session.tokens.tobytes() == session.prompt[: session.cached].key
 
     def _check_cached(self, session: Session, oracle: int, fits: bool) -> None:
         TierMachine.num_recomputed += session.loading.recomputed_tokens > 0
@@ -119,7 +119,7 @@ class TierMachine(CacheMachine):
         self.disk.work()
         for tier in (Tier.DEVICE, Tier.HOST):
             self.evict_all_from(tier)
-        self.world.cache.lanes.clear_idle()
+        clear_idle_lanes(self.world.cache)
 
     def evict_all_from(self, tier: Tier) -> None:
         for _ in range(20):
@@ -168,7 +168,7 @@ class TierMachine(CacheMachine):
             return
         if not is_loading:
             TierMachine.num_loaded += 1
-            assert session.tokens.tobytes() == session.prompt[: 4 * session.cached]
+            assert session.tokens.tobytes() == session.prompt[: session.cached].key
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 10.0]))
     def let_time_pass(self, seconds: float) -> None:
@@ -354,7 +354,7 @@ class Day:
         assert cache.residency.room.used_bytes <= cache.residency.room.budget_bytes
         assert cache.memory.num_bytes[Tier.HOST] <= cache.memory.tiers.host_bytes
         assert cache.memory.disk.claimed_bytes <= cache.memory.disk.budget_bytes
-        assert not cache.forest.pins
+        assert not cache.forest.holds
 
 
 @pytest.mark.parametrize(

@@ -85,9 +85,13 @@ def test_a_path_that_a_lane_stands_on_is_not_moved() -> None:
     session = w.begin([*LONG, 90, 1, 2])
     while w.cache.residency.evictor.evict_one(Tier.DEVICE):
         w.check()
-    path = session.sequence.pin.node.path()
+    path = session.sequence.hold.node.path()
     rows = [
-        page for node in path for pages in node.pages.values() for page in pages if page.start < session.sequence.pin.offset
+        page
+        for node in path
+        for pages in node.pages.values()
+        for page in pages
+        if page.start < session.sequence.hold.offset
     ]
     assert rows and all(page.tier is Tier.DEVICE for page in rows)
     w.close(session)
@@ -262,9 +266,7 @@ class RealDisks:
 
     def open(self, fingerprint: str = "f" * 64, page_tokens: int = 4) -> Disk:
         self.close()
-        self.disk = Disk.open(
-            self.folder, fingerprint=fingerprint, page_tokens=page_tokens, budget_bytes=1 << 30, floor_bytes=0
-        )
+        self.disk = Disk(self.folder, fingerprint=fingerprint, page_tokens=page_tokens, budget_bytes=1 << 30, floor_bytes=0)
         return self.disk
 
     def close(self) -> None:
@@ -383,7 +385,7 @@ def damage_all(disks: RealDisks, damage: str) -> None:
 def test_a_tree_that_another_process_uses_is_refused_with_its_number(disks: RealDisks) -> None:
     disks.open()
     with pytest.raises(DiskBusy, match=r"in use by process \d+"):
-        Disk.open(disks.folder, fingerprint="f" * 64, page_tokens=4, budget_bytes=1)
+        Disk(disks.folder, fingerprint="f" * 64, page_tokens=4, budget_bytes=1)
 
 
 def test_figures_agree_with_the_file_system(disks: RealDisks) -> None:

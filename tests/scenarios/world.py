@@ -32,6 +32,12 @@ class Done:
     tokens: list[int]
 
 
+def clear_idle_lanes(cache: PrefixCache) -> None:
+    """After this only the tree holds what requests have left."""
+    for slot in cache.lanes.idle():
+        slot.clear()
+
+
 def make_engine(groups: Sequence[Group], page_tokens: int, has_host: bool, is_pooled: bool, arena_bytes: int) -> FakeEngine:
     """A fake engine whose lanes copy rows, or share them in slots of `page_tokens`."""
     if is_pooled:
@@ -88,12 +94,12 @@ class World:
         if self.is_pooled:  # a lane keeps whole slots of its window; and what goes on for long was played with copies
             self.has_wide_window = page_tokens > 2 and all(group.kind is not Kind.RECURRENT for group in groups)
             self.num_visits = 40
+        invariants.watch_evictions(self.cache)
         self.chunk = chunk
         self.sessions: list[Session] = []
 
     def set_budget(self, budget_bytes: int) -> None:
         self.cache.residency.room.budget_bytes = budget_bytes
-        self.cache.costs.is_bounded = True
 
     @property
     def row_and_state_bytes(self) -> tuple[int, int]:

@@ -13,9 +13,10 @@ from bough.cache.residency.memory import Tiers
 from bough.errors import BoughError
 from bough.generate.generation import ChunkSize, Generation
 from bough.generate.request import Request
-from bough.scheduling.job import Job
+from bough.scheduling.job import Job, Listener, PromptAdvanced, PromptLoaded, RequestBegan, RequestNews
 from bough.scheduling.scheduler import Scheduler
 from bough.scheduling.verifier import Verifier
+from bough.tokens import Tokens
 from bough.types import Chunk, Completion, SamplingParams, Usage
 from tests import invariants
 from tests.fake_disk import FakeDisk
@@ -26,6 +27,7 @@ class Letters:
     """A vocabulary whose tokens are single letters; none ends an answer."""
 
     eos_ids: frozenset[int] = frozenset()
+    strips_leading_space = False
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([ord("A") + token_id % 57])
@@ -34,7 +36,8 @@ class Letters:
 class Client:
     """Listens to one request, and may hang up. `mistakes` are calls that should not have come."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+        self.on_progress = on_progress
         self.mistakes: list[str] = []
         self.started: Usage | None = None
         self.loaded: Usage | None = None
@@ -47,6 +50,20 @@ class Client:
     @property
     def is_done(self) -> bool:
         return self.completion is not None or self.error is not None
+
+    def __call__(self, news: RequestNews) -> None:
+        if isinstance(news, RequestBegan):
+            self.on_start(news.usage, news.waited_s)
+        elif isinstance(news, PromptLoaded):
+            self.on_loaded(news.usage)
+        elif isinstance(news, PromptAdvanced):
+            self.on_progress(news.done_tokens, news.total_tokens)
+        elif isinstance(news, Chunk):
+            self.on_chunk(news)
+        elif isinstance(news, Completion):
+            self.on_end(news)
+        elif isinstance(news, BoughError):
+            self.on_error(news)
 
     def on_start(self, usage: Usage, waited_s: float) -> None:
         self._note("a start", is_wrong=self.started is not None or self.is_done)
@@ -98,8 +115,10 @@ class Concert:
         self.verifier = Verifier(self.engine, 0.5, random, self.prepare) if random else None
         self.scheduler = Scheduler(self.engine, self.cache, ChunkSize(chunk), self.clock, self.verifier)
 
-    def prepare(self, request: Request) -> Generation:
-        return Generation(self.engine, request, Letters(), None, self.clock)
+    def prepare(
+        self, request: Request, listener: Listener = lambda news: None, asks_to_end: Callable[[], bool] = lambda: False
+    ) -> Job:
+        return Job(self.engine, request, Letters(), None, self.clock, listener, asks_to_end=asks_to_end)
 
     def ask(
         self,
@@ -111,31 +130,32 @@ class Concert:
         tenant: str = "",
         scores_prompt: bool = False,
         wants_state: bool = False,
-        store: bool = True,
+        keep_state: bool = True,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
         **params: object,
     ) -> Client:
-        client = Client()
+        client = Client(on_progress)
         self.clients.append(client)
         wanted = SamplingParams(**{"max_tokens": 4, **params})  # type: ignore[arg-type]
         request = Request(
-            list(ids),
+            Tokens.of(ids),
             wanted,
             salt=salt,
+            tenant=tenant,
+            deadline_s=deadline_s,
             seed=seed,
             scores_prompt=scores_prompt,
             wants_state=wants_state,
-            store=store,
-            is_cancelled=lambda: client.is_gone,
-            on_progress=on_progress,
+            keep_state=keep_state,
         )
-        job = Job(self.prepare(request), client, deadline_s=deadline_s, submitted_s=self.clock(), tenant=tenant)
+        job = self.prepare(request, client, lambda: client.is_gone)
+        job.submitted_s = self.clock()
         self.scheduler.add(job)
         return client
 
     def turn(self) -> None:
         self.scheduler.turn()
-        sessions = [job.generation.session for job in self.scheduler.running]
+        sessions = [job.session for job in self.scheduler.running]
         invariants.check(self.cache, self.engine, sessions)  # type: ignore[arg-type]
         assert not any(client.mistakes for client in self.clients)
 
@@ -154,7 +174,7 @@ class Concert:
         engine = FakeEngine(self.engine.groups)
         cache = PrefixCache(engine, [engine.make_lane()], page_tokens=16)
         wanted = SamplingParams(**{"max_tokens": 4, **params})  # type: ignore[arg-type]
-        generation = Generation(engine, Request(list(ids), wanted, seed=seed), Letters(), None, self.clock)
+        generation = Generation(engine, Request(Tokens.of(ids), wanted, seed=seed), Letters(), None, self.clock)
         *_, completion = run_alone(engine, cache, generation, ChunkSize(16))
         assert isinstance(completion, Completion)
         return list(completion.token_ids)

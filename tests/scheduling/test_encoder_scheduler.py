@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from bough.engines.contract import EncoderInput, EngineInfo
+from bough.engines.contract import EngineInfo
 from bough.errors import BoughError, EngineError, EngineStuck, QueueFull, RequestCancelled, ShuttingDown
 from bough.scheduling.encoder_scheduler import EncoderJob, EncoderScheduler
 from bough.scheduling.worker import Limits, Worker
+from bough.types import EncoderInput
 from tests.waiting import BOUND_S
 
 BAD = 13
@@ -240,8 +241,8 @@ def test_a_worker_runs_texts_of_many_threads():
     def send(thread: int) -> None:
         for number in range(25):
             job = stage.job(f"{thread}-{number}", thread, number)
-            tell = job.on_encoded
-            job.on_encoded = lambda result, tell=tell: (tell(result), ended.release())
+            tell = job.listener
+            job.listener = lambda result, tell=tell: (tell(result), ended.release())
             worker.submit(job)
 
     threads = [threading.Thread(target=send, args=(thread,)) for thread in range(20, 32)]
@@ -303,8 +304,8 @@ def test_a_stuck_batch_fails_its_texts_and_the_worker_goes_on():
     now = [0.0]
     worker = make_worker(stage, Limits(stuck_s=0.05), lambda: now[0])
     job = stage.job("stuck", 1)
-    tell = job.on_encoded
-    job.on_encoded = lambda result: (tell(result), failed.set())
+    tell = job.listener
+    job.listener = lambda result: (tell(result), failed.set())
     worker.submit(job)
     assert inside.wait(BOUND_S)
 

@@ -7,6 +7,7 @@ import pytest
 from bough.errors import ShuttingDown, TimedOut
 from bough.scheduling.admission import MIN_SHARED_TOKENS
 from tests.fakes import MODELS
+from tests.scenarios.world import clear_idle_lanes
 from tests.scheduling.concert import Client, Concert
 from tests.scheduling.test_scheduler import prompt
 
@@ -22,7 +23,7 @@ def on_disk(model: str = "full", known: list[int] = KNOWN, **options: object) ->
     concert.ask(known)
     concert.play()
     concert.disk.work()
-    concert.cache.lanes.clear_idle()
+    clear_idle_lanes(concert.cache)
     while concert.cache.residency.evictor.evict_one():
         pass
     concert.engine.evaluated.clear()
@@ -163,7 +164,7 @@ def test_a_request_that_loads_ends_like_any_other(model: str, ending: str) -> No
     assert _is_ended(client, ending) and client.loaded is None
     if client.completion is not None:  # what was planned did not happen
         assert (client.completion.usage.cached_tokens, client.completion.usage.computed_tokens) == (0, 0)
-    assert not concert.scheduler.running and not concert.cache.forest.pins
+    assert not concert.scheduler.running and not concert.cache.forest.holds
     assert not any(concert.cache.memory.reserved_bytes.values())
     assert concert.disk is not None and concert.disk.reader.num_reads == 0
 

@@ -15,7 +15,7 @@ from bough.cache.tree.tokens import common_prefix
 from bough.errors import BoughError, DoesNotFit, EngineError, TimedOut
 from bough.generate.generation import Generation
 from bough.scheduling.admission import MAX_PASSED, MIN_SHARED_TOKENS
-from bough.types import Draw, Sampled, Usage
+from bough.types import Draw, SampledToken, Usage
 from tests.fakes import MODELS
 from tests.scheduling.concert import Client, Concert, prompt
 
@@ -102,21 +102,21 @@ class Counted:
 
 def test_a_request_that_waits_is_matched_again_only_when_something_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     concert = Concert(budget_bytes=1780)
-    first, second = concert.ask(prompt(1, 100), max_tokens=20), concert.ask(prompt(2, 100))
+    first, second, third = concert.ask(prompt(1, 100), max_tokens=20), *(concert.ask(prompt(n, 100)) for n in (2, 3))
     counted, begun = Counted(concert.cache.count_reusable), Counted(concert.cache.begin)
     monkeypatch.setattr(concert.cache, "count_reusable", counted)
     monkeypatch.setattr(concert.cache, "begin", begun)
 
     while len(first.tokens) < 2:
         concert.turn()
-        assert second.started is None and counted.take() > 0 and begun.take() > 0  # a chunk was published
+        assert second.started is third.started is None and counted.take() > 0 and begun.take() > 0  # a chunk was published
     while len(first.tokens) < 19:
         concert.turn()
-        assert second.started is None and counted.take() == begun.take() == 0
+        assert second.started is third.started is None and counted.take() == begun.take() == 0
     concert.play()
 
-    assert begun.take() == 1
-    assert second.tokens == concert.alone(prompt(2, 100))
+    assert begun.take() == 2
+    assert [each.tokens for each in (second, third)] == [concert.alone(prompt(n, 100)) for n in (2, 3)]
 
 
 def test_the_prompts_of_two_requests_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +222,7 @@ def test_a_token_that_cannot_be_chosen_fails_its_own_request_only(monkeypatch: p
     concert = Concert()
     sample = concert.engine.sample
 
-    def refuse(logits: list[object], draws: list[Draw]) -> list[Sampled]:
+    def refuse(logits: list[object], draws: list[Draw]) -> list[SampledToken]:
         if any(draw.params.top_k == 7 for draw in draws):
             raise EngineError("no token can be chosen")
         return sample(logits, draws)
@@ -298,7 +298,7 @@ def test_when_all_have_to_end_one_that_cannot_end_well_keeps_nobody_waiting(monk
     concert = Concert()
     clients = [concert.ask(prompt(seed, 100)) for seed in range(3)]
     concert.turn()
-    first = concert.scheduler.running[0].generation
+    first = concert.scheduler.running[0]
     close = first.close
 
     def close_badly() -> None:

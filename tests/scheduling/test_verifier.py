@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bough.errors import EngineError
-from bough.types import Completion, Draw, Sampled
+from bough.types import Completion, Draw, SampledToken
 from tests.scheduling.concert import Concert
 from tests.scheduling.test_scheduler import every_model, prompt
 
@@ -81,7 +81,7 @@ def test_a_check_that_fails_costs_nobody_an_answer(
     concert.play()
     sample, looks = concert.engine.sample, 0
 
-    def look(logits: list[object], draws: list[Draw]) -> list[Sampled]:
+    def look(logits: list[object], draws: list[Draw]) -> list[SampledToken]:
         nonlocal looks
         looks += draws[0].params.logprobs is not None
         if draws[0].params.logprobs is not None and looks == (1 if moment == "noting" else 2):
@@ -101,7 +101,7 @@ def test_a_check_that_is_postponed_is_told_so_once() -> None:
     make_pending_check(concert)
     (check,) = concert.scheduler.running
     heard: list[Completion] = []
-    check.listener.on_end = heard.append  # type: ignore[method-assign]
+    check.listener = heard.append  # type: ignore[assignment]
 
     concert.ask(prompt(2, 16))
     concert.turn()

@@ -13,8 +13,8 @@ from bough.cache.admin.stats import stats
 from bough.cache.steps import Steps
 from bough.errors import BoughError, EngineError, EngineStuck, QueueFull, ShuttingDown
 from bough.generate.request import Request
-from bough.scheduling.job import Job
 from bough.scheduling.worker import Limits, Worker
+from bough.tokens import Tokens
 from bough.types import Chunk, SamplingParams
 from tests.scheduling.concert import Client, Concert
 from tests.waiting import BOUND_S, WatchedLock, wait_until
@@ -67,10 +67,9 @@ class Stage:
 
     def submit(self, first: int, tenant: str = "", max_tokens: int = 4, **params: object) -> Client:
         client = Client()
-        request = Request(
-            [first, 2, 3], SamplingParams(max_tokens=max_tokens, **params), is_cancelled=lambda: client.is_gone
-        )  # type: ignore[arg-type]
-        self.worker.submit(Job(self.concert.prepare(request), client, tenant=tenant))
+        wanted = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
+        request = Request(Tokens.of([first, 2, 3]), wanted, tenant=tenant)
+        self.worker.submit(self.concert.prepare(request, client, lambda: client.is_gone))
         self.concert.clients.append(client)
         return client
 
@@ -335,7 +334,7 @@ def test_a_listener_hears_nothing_after_its_request_was_given_up() -> None:
         def on_error(self, error: BoughError) -> None:
             heard.append("error")
 
-    job = Job(concert.prepare(Request([1], SamplingParams())), Slow())
+    job = concert.prepare(Request(Tokens.of([1]), SamplingParams()), Slow())
     ending = job._ending = WatchedLock()  # type: ignore[assignment]
     delivering = threading.Thread(target=job.deliver, args=(Chunk("a", (1,)),))
     delivering.start()
@@ -358,7 +357,7 @@ def test_a_listener_that_fails_ends_its_own_request_alone(stage: Stage) -> None:
 
     broken = Broken()
     with holding(stage.worker):  # so that both run together
-        stage.worker.submit(Job(stage.concert.prepare(Request([9], SamplingParams(max_tokens=4))), broken))
+        stage.worker.submit(stage.concert.prepare(Request(Tokens.of([9]), SamplingParams(max_tokens=4)), broken))
         other = stage.submit(1)
     wait_until(lambda: broken.is_done and other.is_done)
 
@@ -374,7 +373,7 @@ def test_a_listener_that_fails_when_it_hears_the_end_keeps_nobody_else_from_hear
     stage = Stage()
     stage.goes_on.clear()
     with holding(stage.worker):
-        stage.worker.submit(Job(stage.concert.prepare(Request([9], SamplingParams(max_tokens=4))), Broken()))
+        stage.worker.submit(stage.concert.prepare(Request(Tokens.of([9]), SamplingParams(max_tokens=4)), Broken()))
         others = [stage.submit(first) for first in range(3)]
     stage.stick()
     wait_until(lambda: all(other.is_done for other in others))
@@ -417,7 +416,7 @@ def test_figures_are_taken_now_and_then_while_requests_run_and_are_right_when_no
     client = Client()
     with holding(worker):
         taken.clear()
-        worker.submit(Job(concert.prepare(Request([1, 2, 3], SamplingParams(max_tokens=16))), client))
+        worker.submit(concert.prepare(Request(Tokens.of([1, 2, 3]), SamplingParams(max_tokens=16)), client))
     wait_until(lambda: client.is_done and worker.snapshot()["tokens"] == 18)
     worker.close()
 

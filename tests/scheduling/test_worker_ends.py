@@ -12,8 +12,8 @@ import pytest
 
 from bough.errors import ShuttingDown
 from bough.generate.request import Request
-from bough.scheduling.job import Job
 from bough.scheduling.worker import Limits, Worker
+from bough.tokens import Tokens
 from bough.types import SamplingParams
 from tests.scheduling.concert import Client, Concert
 from tests.scheduling.test_worker import holding
@@ -28,7 +28,7 @@ def test_what_the_thread_has_used_is_released_on_it_after_the_last_request_has_e
     concert, released = Concert(), list[tuple[str, int]]()
     worker = make_worker(concert, lambda: released.append((threading.current_thread().name, concert.cache.lanes.num_busy)))
     client = Client()
-    worker.submit(Job(concert.prepare(Request([1, 2, 3], SamplingParams(max_tokens=500, ignore_eos=True))), client))
+    worker.submit(concert.prepare(Request(Tokens.of([1, 2, 3]), SamplingParams(max_tokens=500, ignore_eos=True)), client))
     wait_until(lambda: client.tokens)
     worker.close()
     worker.close()
@@ -63,13 +63,14 @@ import os, threading
 from bough.errors import RequestError
 from bough.generate.request import Request
 from bough.scheduling.worker import Limits, Worker
+from bough.tokens import Tokens
 from bough.types import SamplingParams
 from bough.scheduling.job import Job
 from tests.scheduling.concert import Client, Concert
 
 concert = Concert()
 worker = Worker(concert.scheduler, Limits(), take_stats=dict, on_idle=lambda: False, on_close=lambda: print("released"))
-job = Job(concert.prepare(Request([1, 2, 3], SamplingParams())), Client())
+job = concert.prepare(Request(Tokens.of([1, 2, 3]), SamplingParams()), Client())
 worker._wakes.acquire()  # as another thread might hold it at the moment of the fork
 child = os.fork()
 if child == 0:

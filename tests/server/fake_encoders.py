@@ -13,8 +13,7 @@ from typing import Any
 
 from bough.engines.contract import EngineInfo
 from bough.errors import BoughError, PromptTooLong, RequestError
-from bough.runtime.embedding import Embedded, OnEmbedded
-from bough.runtime.encoding import Scored
+from bough.runtime.embedding import ComputedText, OnComputed
 from tests.gates import Notes
 from tests.waiting import BOUND_S
 
@@ -55,7 +54,7 @@ class FakeEmbedder:
     may_run: Event = field(default_factory=Event)  # which tests clear and set
     started: Notes[Started] = field(default_factory=Notes)
     errors: dict[int, BoughError] = field(default_factory=dict)  # that `start` raises, by the number of the call
-    outcomes: dict[int, Embedded | BoughError] = field(default_factory=dict)  # by the first id of a text
+    outcomes: dict[int, ComputedText | BoughError] = field(default_factory=dict)  # by the first id of a text
     dimensions: int = DIMENSIONS
     max_tokens: int = MAX_TOKENS
     num_calls: int = 0
@@ -76,6 +75,8 @@ class FakeEmbedder:
         return self._bound(list(ids), truncate)
 
     def _bound(self, ids: list[int], truncate: bool) -> list[int]:
+        if not ids:
+            raise RequestError("the text has 0 tokens, and needs at least 1")
         if len(ids) > self.max_tokens and not truncate:
             raise PromptTooLong(len(ids), self.max_tokens)
         return ids[: self.max_tokens]
@@ -83,7 +84,7 @@ class FakeEmbedder:
     def start(
         self,
         ids: Sequence[int],
-        on_embedded: OnEmbedded,
+        on_computed: OnComputed,
         *,
         is_cancelled: Callable[[], bool],
         salt: str = "",
@@ -95,23 +96,23 @@ class FakeEmbedder:
         self.started.append(Started(ids, is_cancelled, salt, tenant))
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
-        self._thread.submit(self._run, ids, on_embedded)
+        self._thread.submit(self._run, ids, on_computed)
 
-    def _run(self, ids: Sequence[int], on_embedded: OnEmbedded) -> None:
+    def _run(self, ids: Sequence[int], on_computed: OnComputed) -> None:
         assert self.may_run.wait(BOUND_S)
         self.num_running -= 1
-        outcome = self.outcomes.pop(ids[0], None) or Embedded(array("f", vector_of(ids)), len(ids), cached_tokens=1)
-        on_embedded(outcome)
+        outcome = self.outcomes.pop(ids[0], None) or ComputedText(array("f", vector_of(ids)), len(ids), cached_tokens=1)
+        on_computed(outcome)
 
 
 class FakeReranker:
     """Scores at once, on the calling thread."""
 
-    def start(
+    def start_pair(
         self,
         query: str,
         document: str,
-        on_scored: Callable[[Scored | BoughError], None],
+        on_computed: OnComputed,
         *,
         truncate: bool = True,
         is_cancelled: Callable[[], bool] = NOTHING,
@@ -120,7 +121,7 @@ class FakeReranker:
         num_tokens = len(query) + len(document)
         if num_tokens > MAX_TOKENS and not truncate:
             raise PromptTooLong(num_tokens, MAX_TOKENS)
-        on_scored(Scored(score_of(query, document), min(num_tokens, MAX_TOKENS)))
+        on_computed(ComputedText(array("f", [score_of(query, document)]), min(num_tokens, MAX_TOKENS)))
 
 
 class FakeEncoderRuntime:

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.servers import Server
+from tests.server.servers import Address
 from tests.waiting import BOUND_S, wait_until
 
 Api = Literal["ollama", "openai", "anthropic"]
@@ -84,7 +84,7 @@ def body_of(chat: Chat, model: str) -> dict[str, Any]:
 
 
 async def ask(
-    client: httpx.AsyncClient, server: Server, chat: Chat, until: Until = never, reply: Reply | None = None
+    client: httpx.AsyncClient, server: Address, chat: Chat, until: Until = never, reply: Reply | None = None
 ) -> Reply:
     """Ask and read on until the answer ends, or `until` says so: then hang up. Raises httpx.HTTPError, or TimeoutError.
 
@@ -170,13 +170,13 @@ def make_client() -> httpx.AsyncClient:
     return httpx.AsyncClient(timeout=PATIENCE_S, limits=limits, trust_env=False)
 
 
-async def ask_together(server: Server, chats: Sequence[Chat]) -> list[Reply]:
+async def ask_together(server: Address, chats: Sequence[Chat]) -> list[Reply]:
     """All at the same time; the replies in the order of the chats."""
     async with make_client() as client:
         return list(await asyncio.gather(*(ask(client, server, chat) for chat in chats)))
 
 
-async def ask_in_turn(server: Server, chats: Sequence[Chat]) -> list[Reply]:
+async def ask_in_turn(server: Address, chats: Sequence[Chat]) -> list[Reply]:
     """Each when the one before it has its answer."""
     async with make_client() as client:
         return [await ask(client, server, chat) for chat in chats]
@@ -190,13 +190,13 @@ def run(work: Coroutine[Any, Any, Result]) -> Result:
 # What the server says of itself
 
 
-def figures(server: Server) -> dict[str, Any]:
+def figures(server: Address) -> dict[str, Any]:
     """The figures of the model's tree, lanes and queue."""
     (found,) = httpx.get(f"{server.url}/api/cache", timeout=BOUND_S, trust_env=False).raise_for_status().json()["models"]
     return dict(found)
 
 
-def prompt_tokens(server: Server, kind: str) -> float:
+def prompt_tokens(server: Address, kind: str) -> float:
     """So many tokens of prompts were matched, cached or computed since the server began."""
     text = httpx.get(f"{server.url}/metrics", timeout=BOUND_S, trust_env=False).raise_for_status().text
     return sum(
@@ -207,7 +207,7 @@ def prompt_tokens(server: Server, kind: str) -> float:
     )
 
 
-def wait_until_at_rest(server: Server) -> None:
+def wait_until_at_rest(server: Address) -> None:
     """Nothing waits and nothing runs, soon after the last client has gone."""
     found: dict[str, Any] = {}
 

@@ -94,9 +94,9 @@ BODIES: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/v1/messages/count_tokens"): {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]},
     ("POST", "/api/cache/explain"): {"model": "tiny", **CHAT, "tools": [TOOL]},
     ("POST", "/api/cache/warm"): {"model": "tiny", "prompt": "Hello", "system": "Be brief."},
-    ("POST", "/api/cache/pin"): {"model": "tiny", **CHAT},
-    ("POST", "/api/cache/unpin"): {"model": "tiny", "prompt": "Hello", "raw": True},
-    ("POST", "/api/cache/nodes/pin"): {"model": "tiny", "root": "", "node": 1, "kept": True},
+    ("POST", "/api/cache/keep"): {"model": "tiny", **CHAT},
+    ("POST", "/api/cache/unkeep"): {"model": "tiny", "prompt": "Hello", "raw": True},
+    ("POST", "/api/cache/nodes/keep"): {"model": "tiny", "root": "", "node": 1, "kept": True},
     ("POST", "/api/cache/nodes/evict"): {"model": "tiny", "root": "", "node": 1},
     ("POST", "/api/cache/export"): {},
     ("POST", "/api/run"): {

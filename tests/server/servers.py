@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 
 from tests.models.tiny_tokenizer import CHATML, byte_level
-from tests.tiny_models import make_folder
 from tests.waiting import wait_until
 
 START_S = 200  # loading and the check of the model, and on a busy machine the imports before them
@@ -25,13 +24,24 @@ DISK_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True)
-class Server:
-    """A server that runs: where it is, what it serves, and what it has written so far."""
+class Address:
+    """A server that runs: where it is, and what it serves."""
 
     url: str  # without a slash at its end
     model: str
-    process: subprocess.Popen[bytes]
     cache_folder: Path
+
+    @property
+    def log(self) -> str:
+        """What the server has said; of one in this process pytest shows it."""
+        return ""
+
+
+@dataclass(frozen=True)
+class Server(Address):
+    """A server in a process of its own, and what it has written so far."""
+
+    process: subprocess.Popen[bytes]
     log_file: Path
 
     @property
@@ -40,7 +50,8 @@ class Server:
         return self.log_file.read_text(encoding="utf-8", errors="replace")
 
 
-StartServer = Callable[..., Server]
+StartServer = Callable[..., Address]
+StartProcess = Callable[..., Server]
 
 
 @contextmanager
@@ -54,7 +65,7 @@ def running(model: str, folder: Path, *, port: int | None = None, **settings: An
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=_environment(folder, settings)
         )
-    server = Server(f"http://127.0.0.1:{port}", Path(model).name, process, folder / "cache", log_file)
+    server = Server(f"http://127.0.0.1:{port}", Path(model).name, folder / "cache", process, log_file)
     try:
         _wait_until_ready(server)
         yield server
@@ -114,6 +125,8 @@ def stop(server: Server) -> None:
 
 def make_chat_folder(folder: Path, context_tokens: int = 2048) -> Path:
     """A random model with a tokenizer and a chat template: it is loaded within a second. Its own sampling is greedy."""
+    from tests.tiny_models import make_folder  # imports torch
+
     tokenizer = byte_level(CHATML)
     make_folder("llama", folder, vocab_size=len(tokenizer), max_position_embeddings=context_tokens)
     tokenizer.save_pretrained(folder)

@@ -65,7 +65,6 @@ def test_a_server_that_ends_announces_the_one_before_it_again_if_that_still_runs
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(os.name != "posix", reason="files have no owners or modes here")
 def test_a_file_that_others_could_have_written_is_not_used(tmp_path: Path) -> None:
     announcement = make_announcement("http://127.0.0.1:1")
     file = tmp_path / ANNOUNCEMENT_FILE
@@ -79,7 +78,7 @@ def test_a_file_that_others_could_have_written_is_not_used(tmp_path: Path) -> No
         assert read_announcement(tmp_path) == announcement
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="needs root, who can give a file to another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who can give a file to another user")
 def test_a_file_of_another_user_is_not_used(tmp_path: Path) -> None:
     with announcing(tmp_path, make_announcement("http://127.0.0.1:1")):
         os.chown(tmp_path / ANNOUNCEMENT_FILE, 12_345, -1)
@@ -87,7 +86,6 @@ def test_a_file_of_another_user_is_not_used(tmp_path: Path) -> None:
         assert read_announcement(tmp_path) is None
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs links and pipes")
 def test_a_link_or_a_pipe_is_not_read(tmp_path: Path) -> None:
     file, elsewhere = tmp_path / ANNOUNCEMENT_FILE, tmp_path / "elsewhere"
     elsewhere.write_text(json.dumps(vars(make_announcement("http://127.0.0.1:1"))))

@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 from bough.system import distribution
-from bough.system.distribution import WrongDistribution, find_wrong_distributions, install_command, repair_command
+from bough.system.distribution import (
+    find_strangers,
+    find_untested,
+    install_command,
+    repair_command,
+)
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -62,21 +67,15 @@ def test_commands_name_the_distribution_of_the_project() -> None:
 def test_a_distribution_of_somebody_else_is_found(site: Path) -> None:
     install(site, "bough.cli:main")
 
-    assert find_wrong_distributions() == [WrongDistribution("0.3.4", is_ours=False)]
+    (found,) = find_strangers()
 
-
-def test_our_own_old_name_is_told_apart(site: Path) -> None:
-    install(site, "bough.cli.main:main")
-
-    (found,) = find_wrong_distributions()
-
-    assert found.is_ours and "under its old name" in str(found)
+    assert found.startswith("the distribution bough 0.3.4 is somebody else's")
 
 
 def test_what_a_build_leaves_in_a_clone_is_no_installation(site: Path) -> None:
     install(site, "bough.cli.main:main", with_record=False)
 
-    assert find_wrong_distributions() == []
+    assert find_strangers() == []
 
 
 def test_a_clone_and_a_package_are_mended_by_different_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,3 +84,29 @@ def test_a_clone_and_a_package_are_mended_by_different_commands(tmp_path: Path, 
     monkeypatch.setattr(distribution, "__file__", str(tmp_path / "bough" / "system" / "distribution.py"))
 
     assert repair_command() == "pip uninstall bough && pip install --force-reinstall --no-deps bough-llm"
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, installed: str, *required: str) -> None:
+    monkeypatch.setattr(distribution, "requires", lambda name: list(required))
+    monkeypatch.setattr(distribution, "version", lambda name: installed)
+
+
+def test_the_libraries_of_this_environment_are_known() -> None:
+    assert len(distribution.requires("bough-llm") or ()) > 10
+
+
+@pytest.mark.parametrize("installed", ["5.17.0", "5.23.9", "5.23.0.dev0"])
+def test_a_tested_version_is_not_named(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, installed, "transformers>=5.17,<5.24", "torch>=2.11; extra == 'torch'")
+    assert find_untested("transformers") == []
+
+
+@pytest.mark.parametrize("installed", ["5.24.0", "5.16.2", "6.0.0rc1"])
+def test_a_version_outside_is_named_with_the_range(installed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, installed, "transformers>=5.17,<5.24; extra == 'torch'")
+    assert find_untested("transformers", "rich") == [f"transformers {installed} (tested: >=5.17, <5.24)"]
+
+
+def test_a_bare_source_folder_names_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distribution, "DISTRIBUTION", "no-such-distribution")
+    assert find_untested("transformers") == []

@@ -7,12 +7,9 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
-from transformers.utils.import_utils import define_import_structure
 
 from tests.server.servers import make_chat_folder
 
@@ -50,25 +47,23 @@ print(json.dumps({"modules": modules, "late": "torch._dynamo" in sys.modules, "l
 
 @dataclass(frozen=True)
 class Found:
-    """What came of one `bough run`: its answer, what the process tells about itself, what it keeps for the next one."""
+    """What came of one `bough run`: its answer, and what the process tells about itself."""
 
     answer: str
     told: dict[str, Any]
-    notes: dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """One run with a tiny model, in a process of its own, where the notes of an earlier run are damaged."""
+    """One run with a tiny model, in a process of its own."""
     folder, cache = make_chat_folder(tmp_path_factory.mktemp("model") / "tiny"), tmp_path_factory.mktemp("cache")
-    (cache / "imports.json").write_text('{"names of mod')
     words = ["run", "--local", "--device", "cpu", "--max-tokens", "2", "--model", str(folder), "Hello there"]
     environment = {**os.environ, "BOUGH_CACHE_FOLDER": str(cache), "BOUGH_DATA_FOLDER": str(cache)}
     done = subprocess.run(
         [sys.executable, "-c", RUN, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, done.stderr
-    return Found(done.stdout, json.loads(done.stderr.splitlines()[-1]), json.loads((cache / "imports.json").read_text()))
+    return Found(done.stdout, json.loads(done.stderr.splitlines()[-1]))
 
 
 def test_a_run_on_a_cpu_imports_neither_the_compiler_nor_distributed_tensors(found: Found) -> None:
@@ -83,14 +78,3 @@ def test_a_run_of_a_model_in_a_folder_looks_up_no_name(found: Found) -> None:
 
 def test_the_compiler_is_imported_when_it_is_used(found: Found) -> None:
     assert found.told["late"]
-
-
-def test_the_names_that_are_kept_are_those_that_transformers_finds(found: Found) -> None:
-    define: Any = define_import_structure
-    names = define.__wrapped__(
-        Path(transformers.__file__).parent / "models", prefix="models"
-    )  # unlike what is cached, fresh
-
-    kept = found.notes["names of models"]["result"]
-
-    assert {frozenset(backends): {file: set(each) for file, each in files.items()} for backends, files in kept} == names

@@ -1,1 +1,1 @@
-"""Looking at the cache and changing it from outside: views, figures, pins, trees on disk, archives."""
+"""Looking at the cache and changing it from outside: views, figures, kept prefixes, trees on disk, archives."""

@@ -1,54 +1,53 @@
-"""Archives: what one salt has on a disk, in one file that any other disk can read.
+"""Archives: the content of one salt on a disk in one file that any other disk can read, and several archives as one.
 
-An archive is a plain tar file: `manifest.json` first, then one member for each item, named by its number in the manifest,
-that holds the crc32 of the content as four bytes, little-endian, and the content. Members are read as streams and never
-extracted, so that an archive cannot write anywhere but into the store.
+Items are known by their tokens, so archives of different disks fit together. Only manifests and one item at a time are in
+memory.
 """
 
 from __future__ import annotations
 
 import logging
 import tarfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from zlib import crc32
 
-from bough.cache.admin.manifest import (
+from bough.cache.admin.archive_format import (
+    CRC_BYTES,
+    ArchiveReader,
+    ArchiveWriter,
     Chain,
     Item,
     Manifest,
     PointItem,
-    decode_manifest,
     encode_manifest,
     make_addresses,
+    open_archive,
+    read_manifest,
+    write_archive,
 )
-from bough.cache.admin.members import ArchiveReader, ArchiveWriter, open_archive, write_archive
 from bough.cache.disk.disk import Disk
 from bough.cache.disk.errors import DiskError, DiskMiss
+from bough.cache.disk.index_rows import clamp_time
 from bough.cache.disk.ledger import Snapshot
-from bough.cache.disk.rows import PointRecord, clamp_time
-from bough.cache.graft import ImportedStep, ImportedTree
+from bough.cache.graft import NO_STEP, ImportedTree, Step
 from bough.cache.steps import RunSteps, Steps, run_at_once
-from bough.cache.tree.address import POINT, Address, DiskFile
+from bough.cache.tree.address import POINT, Address, DiskFile, PointRecord
 from bough.cache.tree.tokens import num_tokens
 from bough.errors import RequestError, Unavailable
 
 log = logging.getLogger(__name__)
 
-MANIFEST = "manifest.json"
-CRC_BYTES = 4
-MAX_MANIFEST_BYTES = 2**26
 FLUSH_BYTES = 64 * 2**20
-PIECE_BYTES = 2**20  # read and written at a time, with the interpreter's lock released
 _NAMED_ITEMS = 20  # damaged ones that are named one by one
 
 
 @dataclass(frozen=True)
-class Exported:
-    """How many items were written and the bytes of their content; `num_skipped` could not be read or traced to the root, or
-    the disk has no room for them.
+class ExportResult:
+    """The items that were written and the bytes of their content.
+
+    `num_skipped` could not be read or traced to the root, or the disk has no room for them.
     """
 
     num_items: int
@@ -57,8 +56,8 @@ class Exported:
 
 
 @dataclass(frozen=True)
-class Imported:
-    """How many items are new, how many were not taken (known already, no room, or damaged), and what was wrong."""
+class ImportResult:
+    """The items that are new, those that were not taken (known already, no room, or damaged), and the problems."""
 
     num_items: int
     num_skipped: int
@@ -67,35 +66,31 @@ class Imported:
 
 
 def export_tree(
-    disk: Disk,
-    file: Path,
-    salt: str = "",
-    *,
-    run: RunSteps = run_at_once,
-    is_wanted: Callable[[], bool] = lambda: True,
-) -> Exported:
-    """Write what one salt has on a disk now into one file, which is whole or not there; raises DiskError if it cannot be.
+    disk: Disk, file: Path, salt: str = "", *, run: RunSteps = run_at_once, is_wanted: Callable[[], bool] = lambda: True
+) -> ExportResult:
+    """Write what one salt has on a disk now into one file, which is whole or not there; raises DiskError on failure.
 
     Raises RequestError before anything is written if the tree has prefixes that an archive cannot hold: those of a model
-    without full attention, beyond one page. What is queued is waited for. Requests may go on meanwhile: what they drop
-    stays on disk until it is read. Files that turn out to be damaged are dropped at the end, where `run` runs what touches
-    the tree; if it refuses, they stay until they are found damaged again.
+    without full attention, beyond one page. Waits for queued writes. Requests may go on meanwhile: files that they drop
+    stay on disk until they are read. Files that turn out to be damaged are dropped at the end, where `run` runs what
+    touches the tree; if it refuses, they stay until they are found damaged again.
     """
     root = disk.root(salt)
     disk.settle(root)
     with disk.hold(root) as snapshot:
         exporting = _Exporting(disk, root, snapshot)
         exporting.write(file, lambda: is_wanted() and not disk.is_closed)
-    if exporting.has_lost:
+    if exporting.lost:
         try:
             run(exporting.drop_lost)
         except Unavailable as error:
             log.warning("damaged files that an export has found stay for now: %s", error)
-    return exporting.finish()
+    num_items = exporting.num_items
+    return ExportResult(num_items, exporting.nbytes, len(snapshot.files) - num_items)
 
 
 class _Exporting:
-    """One export under way: what is to be written, and what became of it."""
+    """One export under way: the items to write, and those that were written or lost."""
 
     def __init__(self, disk: Disk, root: bytes, snapshot: Snapshot) -> None:
         self._disk = disk
@@ -104,58 +99,45 @@ class _Exporting:
         _require_pages(addresses, disk.page_tokens)
         self._chain = Chain(disk.keys, root, addresses)
         self._traced = [(step, file) for file in snapshot.files if (step := self._chain.find(file.address)) is not None]
-        self._num_items = self._nbytes = 0
-        self._lost: list[tuple[DiskFile, DiskMiss]] = []
-        self._buffer = bytearray(PIECE_BYTES)
+        self.num_items = self.nbytes = 0
+        self.lost: list[tuple[DiskFile, DiskMiss]] = []
 
     def write(self, file: Path, is_wanted: Callable[[], bool]) -> None:
-        with write_archive(file) as archive:
-            manifest = self._make_manifest()
-            archive.add(MANIFEST, len(manifest), [memoryview(manifest)])
+        with write_archive(file, self._encode_manifest(), is_wanted) as archive:
             for number, (_, disk_file) in enumerate(self._traced):
-                if not is_wanted():
-                    raise DiskError(f"the export to {file} was given up")
                 self._write_item(archive, number, disk_file)
 
-    def _make_manifest(self) -> bytes:
-        items = [_make_item(self._disk, step, disk_file) for step, disk_file in self._traced]
-        found = ((self._chain.find(record.address), record) for record in self._snapshot.points)
-        points = [_make_point_item(step, record) for step, record in found if step is not None]
-        return encode_manifest(self._disk.identity, self._chain.steps, items, points)
+    def _encode_manifest(self) -> bytes:
+        items, points = [], []
+        for step, file in self._traced:
+            nbytes, at = self._disk.payload_bytes(file), file.address
+            items.append(Item(step, at.group, at.start, at.end, nbytes, file.last_used))
+        for record in self._snapshot.points:
+            if (found := self._chain.find(record.address)) is not None:
+                end, used = record.address.end, record.last_used
+                points.append(PointItem(found, end, record.reason, record.is_kept, record.is_superseded, used))
+        model = self._disk.identity
+        return encode_manifest(
+            Manifest(model.fingerprint, model.model, model.page_tokens, self._chain.steps, items, points)
+        )
 
     def _write_item(self, archive: ArchiveWriter, number: int, disk_file: DiskFile) -> None:
-        """Write one member, unless its file turns out to be lost: then the archive is as it was."""
-        end = archive.end
+        """Write one member, unless its file turns out to be lost."""
         try:
-            with self._disk.open_payload(disk_file) as payload:
-                crc = memoryview(payload.crc.to_bytes(CRC_BYTES, "little"))
-                archive.add(str(number), CRC_BYTES + payload.nbytes, chain([crc], payload.pieces(self._buffer)))
+            payload = self._disk.read(disk_file)
         except DiskMiss as miss:
-            archive.go_back(end)
-            self._lost.append((disk_file, miss))
+            self.lost.append((disk_file, miss))
             return
-        self._num_items += 1
-        self._nbytes += payload.nbytes
-
-    @property
-    def has_lost(self) -> bool:
-        return bool(self._lost)
+        archive.add(str(number), crc32(payload).to_bytes(CRC_BYTES, "little"), payload)
+        self.num_items += 1
+        self.nbytes += len(payload)
 
     def drop_lost(self) -> Steps[None]:
         """Drop the files that could not be read, but for those that were cleared meanwhile."""
-        for disk_file, miss in self._lost:
+        for disk_file, miss in self.lost:
             if disk_file.is_saved:
                 self._disk.mark_lost(disk_file, miss)
             yield
-
-    def finish(self) -> Exported:
-        return Exported(self._num_items, self._nbytes, len(self._snapshot.files) - self._num_items)
-
-
-def read_manifest(file: Path) -> Manifest:
-    """What an archive is of; raises DiskError if it is not an archive."""
-    with open_archive(file) as archive:
-        return read_first(file, archive)
 
 
 def _require_same_model(file: Path, manifest: Manifest, disk: Disk) -> None:
@@ -170,24 +152,24 @@ def _require_same_model(file: Path, manifest: Manifest, disk: Disk) -> None:
 
 def import_tree(
     disk: Disk, file: Path, salt: str = "", graft: Callable[[ImportedTree], None] = lambda imported: None
-) -> Imported:
+) -> ImportResult:
     """Add what an archive holds to a disk, under this salt, as far as there is room. Any thread may call it.
 
-    What was added is given to `graft`, which takes it up into a tree; else it stays on disk for the next start. If `graft`
-    raises before it has begun, what was added is dropped. Raises DiskError if the disk is only read, or the archive of
+    `graft` gets what was added, to take it into a tree; without one it stays on disk for the next start. If `graft` raises
+    before it has begun, everything that was added is dropped. Raises DiskError if the disk is only read, or the archive of
     another model, fingerprint, format or page size; then nothing was added.
     """
     disk.require_writable()
     importing: _Importing | None = None
     try:
         with open_archive(file) as archive:
-            manifest = read_first(file, archive)
+            manifest = archive.read_manifest()
             _require_same_model(file, manifest, disk)
             importing = _Importing(disk, salt, manifest)
             importing.take_items(archive)
         importing.take_points()
     finally:
-        if importing is not None:  # what was added before a failure stays
+        if importing is not None:  # files that were added before a failure stay
             importing.hand_over(graft)
     return importing.finish()
 
@@ -207,11 +189,7 @@ class _Importing:
     def __post_init__(self) -> None:
         self._root = self.disk.root(self.salt)
         self._addresses = make_addresses(self.disk.keys, self._root, self.manifest.steps)
-        self.steps = [
-            ImportedStep(step.parent, step.tokens, address.end)
-            for step, address in zip(self.manifest.steps, self._addresses, strict=True)
-        ]
-        self._now = self.disk.now()  # nothing that is imported was used later than this
+        self._now = self.disk.now()  # no imported item was used later than this
         self._missing = set(range(len(self.manifest.items)))
 
     def take_items(self, archive: ArchiveReader) -> None:
@@ -230,11 +208,11 @@ class _Importing:
             address, used = replace(self._addresses[point.step], group=POINT), clamp_time(point.last_used, self._now)
             record = PointRecord(address, point.reason, point.is_kept, point.is_superseded, used)
             self.disk.put_new_point(record)
-            self.steps[point.step].points.append(record)
+            self.manifest.steps[point.step].points.append(record)
 
     def hand_over(self, graft: Callable[[ImportedTree], None]) -> None:
-        """Let what was added be taken up. Nothing could ever evict it if it stayed without a user."""
-        imported = ImportedTree(self.steps)
+        """Let `graft` add the new files to the tree. They could never be evicted if they stayed without a user."""
+        imported = ImportedTree(self.manifest.steps)
         try:
             self.disk.settle(self._root)
             graft(imported)
@@ -243,7 +221,7 @@ class _Importing:
                 self.disk.drop_unused(imported.files)
             raise
 
-    def finish(self) -> Imported:
+    def finish(self) -> ImportResult:
         saved = [disk_file for disk_file in self.files if disk_file.is_saved]
         if len(saved) < len(self.files):
             self.problems.append(f"{len(self.files) - len(saved)} items could not be written")
@@ -254,7 +232,7 @@ class _Importing:
         if self._missing:
             self.problems.append(f"{len(self._missing)} items are missing in the archive")
         num_skipped = len(self.manifest.items) - len(saved)
-        return Imported(len(saved), num_skipped, sum(disk_file.nbytes for disk_file in saved), tuple(self.problems))
+        return ImportResult(len(saved), num_skipped, sum(disk_file.nbytes for disk_file in saved), tuple(self.problems))
 
     def _take(self, number: int, archive: ArchiveReader, member: tarfile.TarInfo) -> None:
         item = self.manifest.items[number]
@@ -268,13 +246,10 @@ class _Importing:
             if self.num_damaged <= _NAMED_ITEMS:
                 self.problems.append(f"item {number} is damaged")
             return
-        self._put(item, payload)
-
-    def _put(self, item: Item, payload: memoryview) -> None:
         address = replace(self._addresses[item.step], group=item.group, start=item.start)
         used = clamp_time(item.last_used, self._now)
         disk_file = self.disk.put(address, lambda: payload, item.nbytes, last_used=used, has_user=False)
-        self.steps[item.step].files.append(disk_file)
+        self.manifest.steps[item.step].files.append(disk_file)
         if not disk_file.is_saved:  # otherwise this disk has it already
             self.files.append(disk_file)
         if self.disk.pending_bytes >= FLUSH_BYTES:
@@ -292,20 +267,75 @@ def _require_pages(addresses: Iterable[Address], page_tokens: int) -> None:
         )
 
 
-def _make_item(disk: Disk, step: int, disk_file: DiskFile) -> Item:
-    address = disk_file.address
-    return Item(step, address.group, address.start, address.end, disk.payload_bytes(disk_file), disk_file.last_used)
+def merge_archives(sources: Sequence[Path], file: Path, *, is_wanted: Callable[[], bool] = lambda: True) -> None:
+    """Write everything that these archives hold, each item once, into one file, which is whole or not there.
+
+    Raises DiskError if they are not of the same model, cannot be read or written, or the file is no longer wanted.
+    """
+    merging = _Merging([read_manifest(source) for source in sources])
+    with write_archive(file, merging.encode(), is_wanted) as archive:
+        for source, numbers in zip(sources, merging.numbers, strict=True):
+            merging.copy(source, numbers, archive)
 
 
-def _make_point_item(step: int, record: PointRecord) -> PointItem:
-    return PointItem(step, record.address.end, record.reason, record.is_kept, record.is_superseded, record.last_used)
+class _Merging:
+    """The manifests as one. `numbers` has for each archive the numbers of its items in the new one."""
 
+    def __init__(self, manifests: Sequence[Manifest]) -> None:
+        self._first = manifests[0]
+        self._steps: list[Step] = []
+        self._numbers: dict[tuple[int, bytes], int] = {}  # of the steps, by the parent and the tokens
+        self._items: list[Item] = []
+        self._known: dict[tuple[int, int, int], int] = {}  # the numbers of items by step, group and start
+        self._points: dict[int, PointItem] = {}  # by step
+        self._written: set[int] = set()
+        self.numbers = [self._add(manifest) for manifest in manifests]
 
-def read_first(file: Path, archive: ArchiveReader) -> Manifest:
-    """The manifest, which is the first member. Raises ValueError if it is not, or makes no sense."""
-    member = archive.next()
-    if member is None or member.name != MANIFEST:
-        raise ValueError(f"it does not begin with {MANIFEST}")
-    if member.size > min(MAX_MANIFEST_BYTES, file.stat().st_size):
-        raise ValueError(f"its manifest claims {member.size} bytes")
-    return decode_manifest(archive.read(member, member.size))
+    def _add(self, manifest: Manifest) -> list[int]:
+        for name in ("fingerprint", "page_tokens"):
+            found, wanted = getattr(manifest, name), getattr(self._first, name)
+            if found != wanted:
+                raise DiskError(f"these are archives of different models: {name} is {wanted!r} and {found!r}")
+        steps = list[int]()
+        for step in manifest.steps:
+            parent = steps[step.parent] if step.parent != NO_STEP else NO_STEP
+            steps.append(self._numbers.setdefault((parent, step.tokens), len(self._steps)))
+            if steps[-1] == len(self._steps):
+                self._steps.append(replace(step, parent=parent))
+        for point in manifest.points:
+            self._add_point(replace(point, step=steps[point.step]))
+        return [self._add_item(replace(item, step=steps[item.step])) for item in manifest.items]
+
+    def _add_item(self, item: Item) -> int:
+        """The number of an item, which is new or known. Its last use is the latest of all archives."""
+        number = self._known.setdefault((item.step, item.group, item.start), len(self._items))
+        if number == len(self._items):
+            self._items.append(item)
+        elif item.last_used > self._items[number].last_used:
+            self._items[number] = replace(self._items[number], last_used=item.last_used)
+        return number
+
+    def _add_point(self, point: PointItem) -> None:
+        """A restore point that is kept in one archive is kept."""
+        known = self._points.get(point.step, point)
+        self._points[point.step] = replace(
+            known,
+            is_kept=known.is_kept or point.is_kept,
+            is_superseded=known.is_superseded and point.is_superseded,
+            last_used=max(known.last_used, point.last_used),
+        )
+
+    def encode(self) -> bytes:
+        points = list(self._points.values())
+        return encode_manifest(replace(self._first, steps=self._steps, items=self._items, points=points))
+
+    def copy(self, source: Path, numbers: Sequence[int], archive: ArchiveWriter) -> None:
+        """Write the items of one archive that have not been written yet."""
+        with open_archive(source) as reader:
+            reader.read_manifest()
+            while (member := reader.next()) is not None:
+                number = numbers[int(member.name)]
+                num_bytes = self._items[number].nbytes + CRC_BYTES
+                if number not in self._written and (content := reader.read(member, num_bytes)):
+                    archive.add(str(number), content)
+                    self._written.add(number)

@@ -1,4 +1,4 @@
-"""What the cache holds and has done, as plain figures."""
+"""Statistics of the cache as plain figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Stats = dict[str, int | str | None]
 
 
 def stats(forest: SaltForest, residency: Residency) -> Stats:
-    """Counts and bytes of everything that is kept, tier by tier, and what was evicted so far. Walks nothing."""
+    """Counts and bytes of the whole cache, tier by tier, and of evictions so far. Walks nothing."""
     counts, room = residency.evictor.counts, residency.room
     return {
         "roots": len(forest.tries),
@@ -30,10 +30,10 @@ def stats(forest: SaltForest, residency: Residency) -> Stats:
 
 
 def salt_stats(forest: SaltForest, salt: str) -> dict[str, int]:
-    """Counts and bytes of what one salt has in memory, by the same names."""
+    """Counts and bytes of one salt in memory, by the same names."""
     trie = forest.find(salt)
     held = trie.memory.num_bytes
-    return {**_counts(trie.counts), "tree_bytes": held[Tier.DEVICE] + held[Tier.HOST]}
+    return {**_counts(trie.census.counts), "tree_bytes": held[Tier.DEVICE] + held[Tier.HOST]}
 
 
 def _counts(counts: TreeCounts) -> dict[str, int]:
@@ -48,19 +48,19 @@ def _counts(counts: TreeCounts) -> dict[str, int]:
 
 def _host(residency: Residency) -> Stats:
     """The figures of the host tier, where there is one."""
-    memory, tiers = residency.memory, residency.memory.tiers
-    if tiers is None or not tiers.has_host:
+    memory = residency.memory
+    if not memory.host_budget_bytes:
         return {}
     return {
         "host_bytes": memory.num_bytes[Tier.HOST],
-        "host_budget_bytes": tiers.host_bytes,
-        "host_taken_bytes": tiers.store.host_bytes(),
+        "host_budget_bytes": memory.host_budget_bytes,
+        "host_taken_bytes": memory.content.host_bytes(),
         "demoted_bytes": residency.evictor.counts.host_bytes,
     }
 
 
 def _store(residency: Residency) -> Stats:
-    """The figures of the store that machines share, where there is one or one was wanted. What it holds, a sweep tells."""
+    """The figures of the store that machines share, where there is one or one was wanted."""
     shared, tiers = residency.memory.shared, residency.memory.tiers
     if shared is None:
         return {"store_problem": tiers.shared_problem} if tiers is not None and tiers.shared_problem else {}

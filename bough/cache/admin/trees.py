@@ -1,7 +1,7 @@
-"""Many trees: the folders of all models and fingerprints, side by side below one folder.
+"""Trees on disk: the folders of all models and fingerprints, side by side below one folder, and a look into one of them.
 
-Looking takes no lock and changes nothing that is kept. Whatever changes a tree takes its lock first, and raises NotOwner
-if it is in use or cannot be written.
+Looking takes no lock and changes nothing that is kept. Every change takes the lock of its tree first, and raises NotOwner
+if that is in use or cannot be written.
 """
 
 from __future__ import annotations
@@ -10,26 +10,30 @@ import contextlib
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from bough.cache.disk import Disk
 from bough.cache.disk.errors import DiskBusy, DiskMiss, NotOwner
 from bough.cache.disk.folder import (
     CONTENT,
     SECRET,
     SET_ASIDE,
+    FolderLock,
     lock_folder,
+    owner_pid,
     read_secret,
-    telling_unwritable,
     translate_errors,
+    translate_unwritable,
 )
 from bough.cache.disk.index import (
     FORMAT,
     INDEX,
-    Changes,
     Identity,
     Index,
+    IndexChanges,
     Notes,
     UnusableIndex,
     find_problems,
@@ -38,11 +42,13 @@ from bough.cache.disk.index import (
     read_index,
     read_meta,
 )
-from bough.cache.disk.keys import Keys
-from bough.cache.disk.lock import FolderLock, owner_pid
+from bough.cache.disk.index_rows import MAX_CONTENT_BYTES, MAX_PAGE_TOKENS, IndexContent, decode_groups
+from bough.cache.disk.keys import PageKeys
 from bough.cache.disk.page_files import PAGES, PageFiles
-from bough.cache.disk.rows import MAX_CONTENT_BYTES, MAX_PAGE_TOKENS, Content
+from bough.cache.prefix_cache import PrefixCache
+from bough.cache.residency import Tiers
 from bough.cache.tree.address import DiskFile
+from bough.cache.tree.state import Group, Kind
 
 CONFIRMATIONS = 2
 """How often damage in a tree that is in use must be found again."""
@@ -50,7 +56,7 @@ CONFIRMATIONS = 2
 
 @dataclass(frozen=True)
 class TreeInfo:
-    """What one tree's folder holds. `nbytes` are the page files; `problem` says why it cannot be used, "" if it can.
+    """The content of one tree's folder. `nbytes` are the page files; `problem` says why it cannot be used, "" if it can.
 
     `inputs` and `computed_by` are as in `Notes`; empty in a tree that an earlier version of Bough wrote.
     """
@@ -77,27 +83,38 @@ class TreeInfo:
 
 
 @dataclass(frozen=True)
-class Verified:
-    """What reading a tree found: whole files and their bytes, what was wrong, and files that the index does not know."""
+class TreeVerification:
+    """The result of reading a tree: whole files and their bytes, problems, and files that the index does not know.
 
-    num_files: int
-    nbytes: int
-    problems: tuple[str, ...]
-    orphans: int
+    If it was only read, `not_owner` says why, and `orphans` were not looked for; they are not a problem. If it is in use,
+    `owner_pid` is the process that uses it, if the lock file names it.
+    """
+
+    num_files: int = 0
+    nbytes: int = 0
+    orphans: int = 0
+    problems: tuple[str, ...] = ()
     is_repaired: bool = False  # whether everything that was wrong has been removed
-    not_owner: NotOwner | None = None  # why it was only read, as far as it held still; then orphans are not looked for
+    is_in_use: bool = False
+    owner_pid: int | None = None
+    not_owner: str = ""
+
+    def unowned(self, reason: NotOwner) -> TreeVerification:
+        """The same of a tree that could not be locked."""
+        owner_pid = reason.pid if isinstance(reason, DiskBusy) else None
+        return replace(self, is_in_use=isinstance(reason, DiskBusy), owner_pid=owner_pid, not_owner=reason.why)
 
 
 def list_trees(folder: Path) -> list[TreeInfo]:
-    """Every tree below a folder, also those that cannot be used, by name."""
+    """Every tree below a folder, by name, including those that cannot be used."""
     with translate_errors(folder):
         children = sorted(folder.iterdir()) if folder.is_dir() else []
         return [_inspect(child) for child in children if (child / INDEX).exists() or (child / SECRET).exists()]
 
 
 def remove_tree(folder: Path) -> int:
-    """Delete a tree for good and return the bytes that were freed; what else lies in its folder stays."""
-    with translate_errors(folder), telling_unwritable(folder), FolderLock(folder) as lock:
+    """Delete a tree for good and return the bytes that were freed; other files in its folder stay."""
+    with translate_errors(folder), translate_unwritable(folder), FolderLock(folder) as lock:
         content = [folder / name for name in CONTENT if (folder / name).exists()]
         freed_bytes = sum(map(_files_bytes, content))
         for entry in content:
@@ -118,152 +135,115 @@ def make_room(folder: Path, keep: Path, budget_bytes: int) -> int:
     removed for a tree that is only read.
     """
     with translate_errors(keep), lock_folder(keep):
-        return _make_room(folder, keep, budget_bytes)
+        others = [tree for tree in list_trees(folder) if tree.folder.resolve() != keep.resolve()]
+        total_bytes = sum(tree.nbytes + tree.index_bytes for tree in others)
+        for tree in sorted(others, key=lambda tree: (not tree.is_set_aside, tree.last_used)):
+            if total_bytes <= budget_bytes / 2:
+                break
+            with contextlib.suppress(DiskBusy):
+                remove_tree(tree.folder)
+                total_bytes -= tree.nbytes + tree.index_bytes
+        return total_bytes
 
 
-def _make_room(folder: Path, keep: Path, budget_bytes: int) -> int:
-    others = [tree for tree in list_trees(folder) if tree.folder.resolve() != keep.resolve()]
-    total_bytes = sum(tree.nbytes + tree.index_bytes for tree in others)
-    for tree in sorted(others, key=lambda tree: (not tree.is_set_aside, tree.last_used)):
-        if total_bytes <= budget_bytes / 2:
-            break
-        with contextlib.suppress(DiskBusy):
-            remove_tree(tree.folder)
-            total_bytes -= tree.nbytes + tree.index_bytes
-    return total_bytes
-
-
-def verify_tree(folder: Path, on_file: Callable[[int], None] = lambda nbytes: None, repair: bool = False) -> Verified:
-    """Read and check every file of a tree; `on_file` is called with each size. With `repair`, what is damaged is removed.
+def verify_tree(
+    folder: Path, on_file: Callable[[int], None] = lambda nbytes: None, repair: bool = False
+) -> TreeVerification:
+    """Read and check every file of a tree; `on_file` is called with each size. With `repair`, damaged files are removed.
 
     A tree that is in use, or whose folder cannot be written, is checked as it is found; `repair` then raises NotOwner.
     """
     try:
-        return _verify_owned(folder, on_file, repair)
+        with translate_errors(folder), translate_unwritable(folder), FolderLock(folder):
+            return _verify(folder, on_file, repair=repair)
     except NotOwner as reason:
         if repair:
             raise
         with translate_errors(folder):
-            return replace(_verify_unowned(folder, on_file), not_owner=reason)
+            return _verify(folder, on_file, is_owned=False).unowned(reason)
 
 
-def _verify_owned(folder: Path, on_file: Callable[[int], None], repair: bool) -> Verified:
-    with translate_errors(folder), telling_unwritable(folder), FolderLock(folder):
-        try:
-            with open_read_only(folder) as connection:
-                identity = _read_identity(folder, read_meta(connection))
-            index = Index.open(folder / INDEX, identity)
-        except (UnusableIndex, sqlite3.DatabaseError) as error:
-            return Verified(0, 0, (f"index: {error}",), 0)
-        with contextlib.closing(index):
-            return _Verifying(folder, index).run(on_file, repair)
-
-
-def _verify_unowned(folder: Path, on_file: Callable[[int], None]) -> Verified:
-    """Check a tree that its owner may be changing: a file that has left the index meanwhile was not damaged."""
+def _verify(
+    folder: Path, on_file: Callable[[int], None], *, is_owned: bool = True, repair: bool = False
+) -> TreeVerification:
+    """Check a tree. The owner of another may be changing it: a file that leaves the index meanwhile was not damaged."""
+    broken: list[str] = []
     try:
         with open_read_only(folder) as connection:
             identity = _read_identity(folder, read_meta(connection))
             broken = find_problems(connection)
-        return _Looking(folder, identity).run(on_file, broken)
+        page_files, keys = PageFiles(folder, identity.fingerprint), _read_keys(folder, identity)
+        content = read_index(folder, identity, keys, time.time())
+        damaged = _find_damaged(page_files, content, on_file)
+        for _ in range(CONFIRMATIONS if damaged and not is_owned else 0):
+            files = read_index(folder, identity, keys, time.time()).files  # a file is deleted after its row
+            gone = [name for name in damaged if name not in files or not _find_damage(page_files, files[name])]
+            for name in gone:
+                del damaged[name], content.files[name]
+        orphans = list(_find_orphans(page_files, content)) if is_owned else []
+        if repair:
+            _repair(folder, identity, content, [*orphans, *map(page_files.path, damaged)], damaged)
     except (UnusableIndex, sqlite3.DatabaseError) as error:
-        return Verified(0, 0, (f"index: {error}",), 0)
+        return TreeVerification(problems=tuple(f"index: {each}" for each in (*broken, error)))
+    whole = [disk_file.nbytes for name, disk_file in content.files.items() if name not in damaged]
+    problems = [f"index: {each}" for each in (*broken, *content.bad_rows)]
+    problems += [f"{name.hex()}: {problem}" for name, problem in damaged.items()]
+    return TreeVerification(len(whole), sum(whole), len(orphans), tuple(problems), repair and not broken)
 
 
-class _Looking:
-    """One verification under way of a folder that is not ours."""
-
-    def __init__(self, folder: Path, identity: Identity) -> None:
-        self._folder, self._identity = folder, identity
-        self._keys = Keys(read_secret(folder) or b"", identity.fingerprint, identity.page_tokens)
-        self._files = PageFiles(folder, identity.fingerprint)
-
-    def run(self, on_file: Callable[[int], None], broken: Sequence[str]) -> Verified:
-        content = self._read()
-        suspects = {}
-        for name, disk_file in content.files.items():
-            if problem := _find_damage(self._files, name, disk_file):
-                suspects[name] = problem
-            on_file(disk_file.nbytes)
-        whole = [disk_file.nbytes for name, disk_file in content.files.items() if name not in suspects]
-        problems = [f"index: {each}" for each in (*broken, *content.bad_rows)]
-        damaged = self._confirm(suspects)
-        return Verified(len(whole), sum(whole), (*problems, *map(_describe_damage, damaged.items())), 0)
-
-    def _confirm(self, suspects: dict[bytes, str]) -> dict[bytes, str]:
-        """The files that are damaged while the index has them: one is deleted after its row, and written before it."""
-        for _ in range(CONFIRMATIONS if suspects else 0):
-            files = self._read().files
-            found = {name: _find_damage(self._files, name, files[name]) for name in suspects if name in files}
-            suspects = {name: problem for name, problem in found.items() if problem}
-        return suspects
-
-    def _read(self) -> Content:
-        return read_index(self._folder, self._identity, self._keys, time.time())
+def _find_orphans(page_files: PageFiles, content: IndexContent) -> Iterator[Path]:
+    for batch in page_files.names():
+        yield from (Path(file) for file, name in batch if name not in content.files)
 
 
-def _find_damage(page_files: PageFiles, name: bytes, disk_file: DiskFile) -> str:
+def _repair(
+    folder: Path, identity: Identity, content: IndexContent, files: Sequence[Path], damaged: Iterable[bytes]
+) -> None:
+    """Remove bad rows, those of damaged files, and then these files; and what a killed process left half written."""
+    PageFiles(folder, identity.fingerprint).prepare()
+    with contextlib.closing(Index(folder / INDEX, identity, _read_keys(folder, identity))) as index:
+        index.remove_bad_rows(content.bad_rows, time.time())
+        index.apply(IndexChanges(removed=list(damaged)))
+    for file in files:
+        file.unlink(missing_ok=True)
+
+
+def _find_damage(page_files: PageFiles, disk_file: DiskFile) -> str:
     """What is wrong with a file; "" if nothing is."""
     try:
-        payload = page_files.read(name, disk_file.address)
+        page_files.read(disk_file)
     except DiskMiss as miss:
         return miss.reason
-    is_whole = page_files.size(disk_file.address, len(payload)) == disk_file.nbytes
-    return "" if is_whole else "its size is not what the index says"
+    return ""
 
 
-def _describe_damage(damage: tuple[bytes, str]) -> str:
-    name, problem = damage
-    return f"{name.hex()}: {problem}"
-
-
-class _Verifying:
-    """One verification under way; the folder is locked."""
-
-    def __init__(self, folder: Path, index: Index) -> None:
-        secret = read_secret(folder)
-        assert secret is not None
-        self._index = index
-        self._keys = Keys(secret, index.identity.fingerprint, index.identity.page_tokens)
-        self._files = PageFiles(folder, index.identity.fingerprint)
-        self._files.prepare()
-
-    def run(self, on_file: Callable[[int], None], repair: bool) -> Verified:
-        now = time.time()
-        broken = [f"index: {problem}" for problem in self._index.problems()]
-        try:
-            content = self._index.read(self._keys, now)
-        except UnusableIndex as error:
-            return Verified(0, 0, (*broken, f"index: {error}"), 0)
-        files = content.files
-        problems = broken + [f"index: {row}" for row in content.bad_rows]
-        damaged = {}
-        for name, disk_file in files.items():
-            if problem := _find_damage(self._files, name, disk_file):
-                damaged[name] = problem
-            on_file(disk_file.nbytes)
-        orphans = [Path(file) for batch in self._files.names() for file, name in batch if name not in files]
-        if repair:
-            self._index.remove_bad_rows(content.bad_rows, now)
-            self._index.apply(Changes(removed=list(damaged)))
-            for file in (*orphans, *map(self._files.path, damaged)):
-                file.unlink(missing_ok=True)
-        whole = [disk_file.nbytes for name, disk_file in files.items() if name not in damaged]
-        is_repaired = repair and not broken
-        return Verified(
-            len(whole), sum(whole), (*problems, *map(_describe_damage, damaged.items())), len(orphans), is_repaired
-        )
+def _find_damaged(page_files: PageFiles, content: IndexContent, on_file: Callable[[int], None]) -> dict[bytes, str]:
+    """The damaged files of an index by their names, each with what is wrong."""
+    damaged = {}
+    for name, disk_file in content.files.items():
+        if problem := _find_damage(page_files, disk_file):
+            damaged[name] = problem
+        on_file(disk_file.nbytes)
+    return damaged
 
 
 def _inspect(folder: Path) -> TreeInfo:
-    """What a folder holds, as far as it can be told."""
+    """The content of a folder, as far as it can be read."""
     tree = TreeInfo(folder.name, folder, index_bytes=index_bytes(folder), owner_pid=owner_pid(folder))
     try:
         if not (folder / INDEX).exists():
             raise UnusableIndex("it has no index")
         with open_read_only(folder) as connection:
             meta = read_meta(connection)
-            tree = _count(_describe(tree, meta), connection)
+            tree = replace(
+                tree,
+                model=meta.get("model", ""),
+                inputs=meta.get("inputs", ""),
+                computed_by=meta.get("computed_by", ""),
+                fingerprint=meta.get("fingerprint", ""),
+                page_tokens=_read_page_tokens(meta),
+            )
+            tree = _count(tree, connection)
         problem = "" if meta.get("format") == str(FORMAT) else f"it has format {meta.get('format')}, and {FORMAT} is wanted"
     except (sqlite3.Error, UnusableIndex, OSError, ValueError) as error:
         tree, problem = replace(tree, nbytes=_files_bytes(folder / PAGES)), f"it cannot be read: {error}"
@@ -272,19 +252,8 @@ def _inspect(folder: Path) -> TreeInfo:
     return replace(tree, problem=problem)
 
 
-def _describe(tree: TreeInfo, meta: dict[str, str]) -> TreeInfo:
-    return replace(
-        tree,
-        model=meta.get("model", ""),
-        inputs=meta.get("inputs", ""),
-        computed_by=meta.get("computed_by", ""),
-        fingerprint=meta.get("fingerprint", ""),
-        page_tokens=_read_page_tokens(meta),
-    )
-
-
 def _read_page_tokens(meta: dict[str, str]) -> int:
-    """The page size that an index says it has; raises UnusableIndex if it is none."""
+    """The page size that an index claims; raises UnusableIndex if it is not a valid one."""
     text = meta.get("page_tokens", "")
     if not (text.isascii() and text.isdecimal() and 0 < int(text[:9]) <= MAX_PAGE_TOKENS):
         raise UnusableIndex(f"its page_tokens is {text[:40]!r}")
@@ -317,20 +286,54 @@ def _count_used(connection: sqlite3.Connection, table: str) -> tuple[int, float]
 
 
 def _read_identity(folder: Path, meta: dict[str, str]) -> Identity:
-    secret = read_secret(folder)
-    if secret is None:
+    if read_secret(folder) is None:
         raise UnusableIndex("its secret is missing")
     if meta.get("format") != str(FORMAT):
         raise UnusableIndex(f"it has format {meta.get('format')}, and {FORMAT} is wanted")
-    page_tokens, fingerprint = _read_page_tokens(meta), meta.get("fingerprint", "")
-    proof = Keys(secret, fingerprint, page_tokens).proof()
-    return Identity(fingerprint, page_tokens, proof, Notes.of_meta(meta))
+    return Identity(meta.get("fingerprint", ""), _read_page_tokens(meta), Notes.of_meta(meta))
+
+
+def _read_keys(folder: Path, identity: Identity) -> PageKeys:
+    return PageKeys(read_secret(folder) or b"", identity.fingerprint, identity.page_tokens)
 
 
 def _files_bytes(folder: Path) -> int:
-    """What a file takes, or all files in a folder and below; those that vanish meanwhile count nothing."""
+    """The bytes of a file, or of all files in a folder and below; those that vanish meanwhile count nothing."""
     total = 0
     for file in (folder, *folder.rglob("*")):
         with contextlib.suppress(OSError):
             total += 0 if file.is_dir() else file.lstat().st_size
     return total
+
+
+@dataclass(frozen=True)
+class _NoContent:
+    """Stands for an engine where nothing is ever in memory: only its groups are used."""
+
+    groups: Sequence[Group]
+    has_host: bool = False
+
+
+@contextlib.contextmanager
+def open_stored(folder: Path, fingerprint: str, page_tokens: int, ttl_s: float | None = None) -> Iterator[PrefixCache]:
+    """The cache that a process with the model would begin with, to be viewed and explained; it has no lanes.
+
+    It is restored from the index without the model, and never changed. The tree may be in use. Raises DiskError if it
+    cannot be read.
+    """
+    with translate_errors(folder), open_read_only(folder) as connection:
+        groups = decode_groups(read_meta(connection).get("groups", ""))
+    looking = NotOwner(f"{folder} is only looked at", "only looked at")
+    with Disk(
+        folder, fingerprint=fingerprint, page_tokens=page_tokens, budget_bytes=0, ttl_s=ttl_s, not_owner=looking
+    ) as disk:
+        store: Any = _NoContent(groups or _guess_groups(disk.files()))
+        cache = PrefixCache(store, [], page_tokens=page_tokens, tiers=Tiers(store, disk=disk), ttl_s=ttl_s)
+        cache.restore()
+        yield cache
+
+
+def _guess_groups(files: Iterable[DiskFile]) -> list[Group]:
+    """The groups of an index that does not list them: a file without rows is a state, and all rows count as needed."""
+    kinds = {file.address.group: Kind.RECURRENT if file.address.start == file.address.end else Kind.FULL for file in files}
+    return [Group(index, kind) for index, kind in sorted(kinds.items())]

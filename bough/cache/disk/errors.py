@@ -1,4 +1,4 @@
-"""What can go wrong with a tree on disk, as errors, and warnings that do not repeat themselves."""
+"""The errors of a tree on disk, and warnings that are not repeated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class DiskError(BoughError):
 
 
 class NotOwner(DiskError):
-    """A tree's folder cannot be taken, and may still be read; `why` says the reason as part of a sentence."""
+    """A tree's folder cannot be taken, but may still be read; `why` is the reason as part of a sentence."""
 
     def __init__(self, message: str, why: str) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class DiskBusy(NotOwner):
 
 
 class ReadOnlyTree(DiskError):
-    """Something was to be written to a tree that this process only reads, or deleted from it."""
+    """An attempt to change a tree that this process only reads."""
 
     def __init__(self, problem: str, folder: Path, why: str) -> None:
         super().__init__(f"{problem}: this process only reads the tree {folder.name}, which was {why} when it was opened")
@@ -54,7 +54,7 @@ class DiskUnwritable(NotOwner):
 
 
 class DiskMiss(BoughError):
-    """A file could not be loaded: it is missing, unreadable, truncated, damaged, or another page's. It has been dropped."""
+    """A file could not be loaded: it is missing, unreadable, truncated, damaged, or of another page."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"a file on disk is {reason}" + (f": {detail}" if detail else ""))
@@ -63,7 +63,7 @@ class DiskMiss(BoughError):
 
 
 class DiskSlow(BoughError):
-    """Reading a file was given up because it took too long. The file is good; `done_bytes` of it were read."""
+    """Reading a file was given up after `done_bytes`. The file may be good."""
 
     def __init__(self, done_bytes: int) -> None:
         super().__init__(f"reading was given up after {done_bytes:,} bytes")
@@ -71,7 +71,7 @@ class DiskSlow(BoughError):
 
 
 class Warnings:
-    """Passes a warning on if none of its kind was passed on within the last minute."""
+    """Passes on at most one warning of a kind in a minute."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn

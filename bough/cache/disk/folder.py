@@ -1,52 +1,117 @@
-"""A tree's folder: made private, owned by one process, with its secret; set aside when what lies in it must not be used."""
+"""A tree's folder: private, owned by one process at a time, with its secret; set aside if its content must not be used."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
-from bough.cache.disk.errors import DiskError, DiskUnwritable
-from bough.cache.disk.index import INDEX, INDEX_FILES, Identity, Index, Notes, UnusableIndex, read_index
-from bough.cache.disk.keys import SECRET_BYTES, Keys
-from bough.cache.disk.lock import FolderLock
-from bough.cache.disk.page_files import PAGES, TEMPORARY, PageFiles, make_private_folder, sync_folder, write_private
-from bough.cache.disk.rows import Content
+from bough.cache.disk import page_files
+from bough.cache.disk.errors import DiskBusy, DiskError, DiskUnwritable
+from bough.cache.disk.index import INDEX, INDEX_FILES, Identity, Index, UnusableIndex, read_index
+from bough.cache.disk.index_rows import IndexContent
+from bough.cache.disk.keys import SECRET_BYTES, PageKeys
+from bough.cache.disk.page_files import PageFiles
+from bough.system.processes import is_alive
 
+LOCK = "lock"
 SECRET = "secret"
 SET_ASIDE = ".set-aside-"
-CONTENT = (*INDEX_FILES, PAGES, TEMPORARY, SECRET, f"{SECRET}.tmp")  # the index first: without it nothing is used
-
+CONTENT = (
+    *INDEX_FILES,
+    page_files.PAGES,
+    page_files.TEMPORARY,
+    SECRET,
+    f"{SECRET}.tmp",
+)  # the index first: without it nothing is used
 
 _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
+class FolderLock:
+    """Holds `folder/lock` from construction to `release`, with its process id in it; raise DiskBusy if another does.
+
+    A forked child has a descriptor of the same lock, which stays its parent's until that releases it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / LOCK
+        self._pid = os.getpid()
+        while True:
+            self._descriptor = page_files.open_private(self._file, os.O_RDWR)
+            try:
+                try:
+                    fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise DiskBusy(folder, _recorded_pid(folder)) from None
+                if self._is_in_place():
+                    self._record(f"{self._pid}\n".encode())
+                    return
+            except BaseException:
+                os.close(self._descriptor)
+                raise
+            os.close(self._descriptor)  # the tree was removed between open and lock: begin again
+
+    def release(self) -> None:
+        """Release the lock; the file stays, empty. A second call does nothing. A forked child only closes its own."""
+        if self._descriptor >= 0:
+            if self._pid == os.getpid():
+                with contextlib.suppress(OSError):
+                    self._record(b"")
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def remove(self) -> None:
+        self._file.unlink()
+        self.release()
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.release()
+
+    def _is_in_place(self) -> bool:
+        try:
+            return os.path.samestat(self._file.stat(), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return False
+
+    def _record(self, content: bytes) -> None:
+        os.ftruncate(self._descriptor, 0)
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        os.write(self._descriptor, content)
+
+
+def _recorded_pid(folder: Path) -> int | None:
+    try:
+        return int((folder / LOCK).read_bytes()[:32])
+    except (OSError, ValueError):
+        return None
+
+
+def owner_pid(folder: Path) -> int | None:
+    """The process that seems to have the tree open, found without touching the lock; None if none has."""
+    pid = _recorded_pid(folder)
+    return pid if pid is not None and is_alive(pid) else None
+
+
 @dataclass(frozen=True)
-class Model:
-    """What a tree is of: a fingerprint, a page size, and what its index notes besides."""
-
-    fingerprint: str
-    page_tokens: int
-    notes: Notes
-
-    def identity(self, keys: Keys) -> Identity:
-        return Identity(self.fingerprint, self.page_tokens, keys.proof(), self.notes)
-
-
-@dataclass(frozen=True)
-class Owned:
-    """What only the owner of a folder has: its lock, and its open index."""
+class FolderOwnership:
+    """The lock and the open index, which only the owner of a folder has."""
 
     lock: FolderLock
     index: Index
 
     def close(self) -> None:
-        """Empty the log of the index, and release the folder. Raises sqlite3.Error if the log stays as it is."""
+        """Empty the log of the index, and release the folder. Raise sqlite3.Error if the log stays as it is."""
         try:
             self.index.checkpoint()
         finally:
@@ -55,63 +120,54 @@ class Owned:
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A folder, and everything that its index knows. If it is only read, `owned` is None.
+class OpenFolder:
+    """A folder and the content of its index. `owned` is None if it is only read; `set_aside` says why content was moved."""
 
-    `set_aside` says why older content was moved.
-    """
-
-    identity: Identity
-    keys: Keys
+    keys: PageKeys
     files: PageFiles
-    content: Content
-    owned: Owned | None = None
+    content: IndexContent
+    owned: FolderOwnership | None = None
     set_aside: str = ""
-    pid: int = field(default_factory=os.getpid)
-
-    @property
-    def is_inherited(self) -> bool:
-        """Whether this process is a forked child of the one that opened the folder."""
-        return self.pid != os.getpid()
 
 
-def open_folder(folder: Path, model: Model, *, now: float) -> Opened:
-    """Take a folder, or raise NotOwner or DiskError. What is damaged, or another model's, is moved beside it first.
+def open_folder(folder: Path, identity: Identity, *, now: float) -> OpenFolder:
+    """Take a folder, or raise NotOwner or DiskError. Damaged content, or another model's, is moved beside it first.
 
-    Rows of the index that make no sense are removed from it, and uses after `now` become uses at `now`.
+    Invalid rows of the index are removed from it, and uses after `now` become uses at `now`.
     """
-    with translate_errors(folder), telling_unwritable(folder):
+    with translate_errors(folder), translate_unwritable(folder):
         lock = lock_folder(folder)
         try:
-            _sync_names(folder)
+            for above in (folder.parent.parent, folder.parent):  # a killed process may have made them and not synced
+                with contextlib.suppress(PermissionError):  # another user's, and not new
+                    page_files.sync_folder(above)
             try:
-                return _open(folder, lock, model, now, set_aside="")
+                return _open(folder, lock, identity, now, set_aside="")
             except UnusableIndex as reason:
                 moved = set_aside_content(folder)
                 message = f"the tree in {folder} cannot be used: {reason}; it was set aside as {moved.name}"
-                return _open(folder, lock, model, now, set_aside=message)
+                return _open(folder, lock, identity, now, set_aside=message)
         except BaseException:
             lock.release()
             raise
 
 
-def read_folder(folder: Path, model: Model, *, now: float) -> Opened:
-    """What the index of a folder knows now. Takes no lock and changes nothing; raises DiskError if it cannot be read.
+def read_folder(folder: Path, identity: Identity, *, now: float) -> OpenFolder:
+    """The content of a folder's index now. Take no lock and change nothing; raise DiskError if it cannot be read.
 
-    Where there is no index yet, the tree is empty: its keys are made up, and nothing is found by them.
+    Without an index the tree is empty, and its keys are random.
     """
     with translate_errors(folder):
         secret = read_secret(folder)
         has_index = secret is not None and (folder / INDEX).exists() and (folder / INDEX).stat().st_size > 0
-        keys = Keys(secret or secrets.token_bytes(SECRET_BYTES), model.fingerprint, model.page_tokens)
-        identity = model.identity(keys)
-        content = read_index(folder, identity, keys, now) if has_index else Content()
-        return Opened(identity, keys, PageFiles(folder, model.fingerprint), content)
+        keys = PageKeys(secret or secrets.token_bytes(SECRET_BYTES), identity.fingerprint, identity.page_tokens)
+        content = read_index(folder, identity, keys, now) if has_index else IndexContent()
+        return OpenFolder(keys, PageFiles(folder, identity.fingerprint), content)
 
 
 @contextlib.contextmanager
-def telling_unwritable(folder: Path) -> Iterator[None]:
-    """Raise DiskUnwritable where the system, or SQLite, refuses to write."""
+def translate_unwritable(folder: Path) -> Iterator[None]:
+    """Raise DiskUnwritable if the system, or SQLite, refuses to write."""
     try:
         yield
     except OSError as error:
@@ -126,7 +182,7 @@ def telling_unwritable(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def translate_errors(path: Path) -> Iterator[None]:
-    """Failures of the system and of SQLite become DiskError, with the path and the reason."""
+    """Turn failures of the system and of SQLite into DiskError, with the path and the reason."""
     try:
         yield
     except (OSError, sqlite3.Error, UnusableIndex) as error:
@@ -134,25 +190,18 @@ def translate_errors(path: Path) -> Iterator[None]:
 
 
 def lock_folder(folder: Path) -> FolderLock:
-    """Make the folder if need be, and take its lock. Raises NotOwner."""
-    with telling_unwritable(folder):
+    """Take the lock of a folder, which is made if it does not exist. Raise NotOwner."""
+    with translate_unwritable(folder):
         while True:
-            make_private_folder(folder)
+            page_files.make_private_folder(folder)
             try:
                 return FolderLock(folder)
             except FileNotFoundError:
                 continue  # another process removed the folder just now
 
 
-def _sync_names(folder: Path) -> None:
-    """Make the names of a tree's folder and of the one that it lies in safe, also if a killed process made them."""
-    for above in (folder.parent.parent, folder.parent):
-        with contextlib.suppress(PermissionError):  # another user's, and not new
-            sync_folder(above)
-
-
 def read_secret(folder: Path) -> bytes | None:
-    """The secret of a tree, or None if it has none; raises UnusableIndex if it is not one."""
+    """The secret of a tree, or None if it has none; raise UnusableIndex if its size is wrong."""
     try:
         secret = (folder / SECRET).read_bytes()
     except FileNotFoundError:
@@ -163,34 +212,34 @@ def read_secret(folder: Path) -> bytes | None:
 
 
 def set_aside_content(folder: Path) -> Path:
-    """Move what lies in a locked folder into a new one beside it."""
+    """Move the content of a locked folder into a new one beside it."""
     number = 1
     while (target := folder.with_name(f"{folder.name}{SET_ASIDE}{number}")).exists():
         number += 1
-    make_private_folder(target)
+    page_files.make_private_folder(target)
     for name in CONTENT:
         if (folder / name).exists():
             (folder / name).rename(target / name)
     return target
 
 
-def _open(folder: Path, lock: FolderLock, model: Model, now: float, *, set_aside: str) -> Opened:
+def _open(folder: Path, lock: FolderLock, identity: Identity, now: float, *, set_aside: str) -> OpenFolder:
     secret = read_secret(folder)
     if secret is None:
         if (folder / INDEX).exists() and (folder / INDEX).stat().st_size:
             raise UnusableIndex("its secret is missing")
         secret = secrets.token_bytes(SECRET_BYTES)
-        write_private(folder / SECRET, secret)
+        page_files.write_private(folder / SECRET, secret)
     (folder / SECRET).chmod(0o600)
-    keys = Keys(secret, model.fingerprint, model.page_tokens)
-    files = PageFiles(folder, model.fingerprint)
+    keys = PageKeys(secret, identity.fingerprint, identity.page_tokens)
+    files = PageFiles(folder, identity.fingerprint)
     files.prepare()
-    index = Index.open(folder / INDEX, model.identity(keys))
+    index = Index(folder / INDEX, identity, keys)
     try:
-        content = index.read(keys, now)
+        content = index.read(now)
         with contextlib.suppress(sqlite3.OperationalError):  # on a full disk they stay, and are left out again next time
             index.remove_bad_rows(content.bad_rows, now)
-        return Opened(index.identity, keys, files, content, Owned(lock, index), set_aside)
+        return OpenFolder(keys, files, content, FolderOwnership(lock, index), set_aside)
     except BaseException:
         index.close()
         raise

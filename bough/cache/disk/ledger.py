@@ -1,15 +1,15 @@
-"""The ledger: which files are live, which of them wait to be written, and which wait to be deleted.
+"""The ledger: which files are live, which of them are to be written, and which are to be deleted.
 
-The engine's thread, the writer, and those who export and import use it, each under `changed`. A file is live from `put`
-(or from the start, for those that the index knew) until it has no user, or is found to be lost. A file of a snapshot that
-is held, and that is no longer live, is retired: it stays on disk, and in the index, until the hold ends. Retired files do
-not count against the budget, or evictions would empty the disk in vain; so for the time of a hold the disk may take as much
-more as its snapshot takes, and no more than leaves the file system its floor.
+The engine's thread, the writer, exports and imports use it, each under `changed`. A file is live from `put` (or from the
+start, if it was in the index) until it has no user, or is found to be lost. A file of a snapshot that is held, and that is
+no longer live, is retired: it stays on disk, and in the index, until the hold ends. Retired files do not count against the
+budget, or evictions would empty the disk in vain; so during a hold the disk may take as much more as the snapshot takes,
+and never more than leaves the file system its floor.
 
 Always true between calls (`check` asserts it):
 - every pending write is of a live file, and a live file that is neither saved nor pending is being indexed just now;
-- a name that is both live and deleting is of a lost file and of one that is to be written in its place;
-- what is retired is neither live nor deleting, and belongs to a snapshot that is held;
+- a name that is both live and deleting is of a lost file and of its replacement that is to be written;
+- a retired file is neither live nor deleting, and belongs to a snapshot that is held;
 - `claimed_bytes` is what all live files take, `pending_bytes` what the pending ones among them will take.
 """
 
@@ -18,20 +18,20 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from bough.cache.disk.errors import REASONS
-from bough.cache.disk.index import Changes
-from bough.cache.disk.keys import Keys
-from bough.cache.disk.rows import PointRecord
-from bough.cache.tree.address import Address, DiskFile
+from bough.cache.disk.index import IndexChanges
+from bough.cache.disk.keys import PageKeys
+from bough.cache.tree.address import Address, DiskFile, PointRecord
 from bough.cache.tree.state import Buffer
 
 
 @dataclass
-class Counts:
-    """What the store has done since it was opened."""
+class DiskCounts:
+    """Events since the disk was opened."""
 
     saved: int = 0
     saved_bytes: int = 0
@@ -42,14 +42,13 @@ class Counts:
     dropped: int = 0
     set_aside: int = 0
     orphans: int = 0
-    bad_rows: int = 0  # of the index, that made no sense when it was opened or could not be stored
+    bad_rows: int = 0  # of the index: invalid when it was opened, or impossible to store
 
 
 @dataclass(eq=False, slots=True)
 class Write:
-    """A file to be written, and where its content comes from."""
+    """A file to be written, and the function that packs its content."""
 
-    name: bytes
     file: DiskFile
     read: Callable[[], Buffer | None]
     is_urgent: bool = False
@@ -57,19 +56,18 @@ class Write:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """One batch: a transaction, the files that are deleted after it, and what is needed to roll it back."""
+class WriteBatch:
+    """One transaction, the files that are deleted after it, and what is needed to roll it back."""
 
-    changes: Changes
-    saved: Sequence[Write]
-    removed: dict[bytes, DiskFile]
-    cancelled: Sequence[bytes]
-    touched: dict[DiskFile, None]
+    changes: IndexChanges
+    saved: Sequence[DiskFile]
+    removed: Sequence[DiskFile]
+    cancelled: Sequence[bytes] = ()
 
 
 @dataclass(eq=False)
 class _Hold:
-    """The files that are held: until the snapshot is made all of the root."""
+    """The files that are held: all of the root, until the snapshot is made."""
 
     root: bytes
     files: set[DiskFile] | None = None
@@ -80,19 +78,18 @@ class _Hold:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What one root has at one moment: its saved files, and its restore points. The files are held."""
+    """The saved files of one root, parents first, and its restore points, at one moment."""
 
     files: list[DiskFile]
     points: list[PointRecord]
-    hold: _Hold
 
 
 class Ledger:
-    """What is to be done, and what is there. Every method may be called by any thread."""
+    """The live files and the queues of a disk. Any thread may call any method, except where it says otherwise."""
 
-    def __init__(self, keys: Keys, files: dict[bytes, DiskFile], points: dict[bytes, PointRecord]) -> None:
+    def __init__(self, keys: PageKeys, files: dict[bytes, DiskFile], points: dict[bytes, PointRecord]) -> None:
         self.changed = threading.Condition()
-        self.counts = Counts()
+        self.counts = DiskCounts()
         self.live = files
         self.points = points
         self.pending: dict[bytes, Write] = {}
@@ -101,43 +98,36 @@ class Ledger:
         self._holds: list[_Hold] = []
         self._indexing: Sequence[DiskFile] = ()  # of the batch that is being committed
         self.claimed_bytes = sum(file.nbytes for file in files.values())
-        self.pending_bytes = 0
-        self.leaving_bytes = 0
+        self.pending_bytes = self.leaving_bytes = 0
         self._free_bytes = 0  # of the file system, as it was measured last
         self._unmeasured_bytes = 0  # of files that were written since
-        self.back_off_until = 0.0
-        self.touched_at = 0.0
+        self.back_off_until = self.touched_at = 0.0
         self._keys = keys
         self._queue: deque[Write] = deque()
         self._urgent: deque[Write] = deque()
-        self._touched: dict[DiskFile, None] = {}
+        self.touched: dict[DiskFile, None] = {}
         self._changed_points: dict[bytes, PointRecord | None] = {}
 
     @property
     def is_backing_off(self) -> bool:
-        """Whether no writes are taken, after a failure."""
         return time.monotonic() < self.back_off_until
 
     @property
     def soon_free_bytes(self) -> int:
-        """What the file system has for users when all that is queued is done."""
+        """The free space of the file system after all that is queued is done."""
         return self._free_bytes + self.leaving_bytes - self._unmeasured_bytes - self.pending_bytes
 
     @property
     def has_work(self) -> bool:
-        """Whether anything but recency waits for the writer."""
+        """Whether the writer has anything to do except noting uses."""
         return bool(self.pending or self.deleting or self._changed_points)
 
-    @property
-    def has_touched(self) -> bool:
-        return bool(self._touched)
+    def put(self, file: DiskFile, read: Callable[[], Buffer | None], budget_bytes: int) -> DiskFile:
+        """Queue a write, unless a file of its name exists or is about to be deleted: then that is used and returned.
 
-    def put(self, address: Address, read: Callable[[], Buffer | None], file: DiskFile, budget_bytes: int) -> DiskFile:
-        """Queue a write. A file of the same address that exists is used instead, also one that was about to be deleted.
-
-        A file that has no room, or comes while no writes are taken, has failed.
+        A file that exceeds the budget, or comes while the disk backs off, has failed.
         """
-        name = self._keys.name(address)
+        name = file.name
         with self.changed:
             has_room = self.claimed_bytes + file.nbytes <= budget_bytes
             known = self.live.get(name) or (self._revive(name) if has_room else None)
@@ -149,9 +139,8 @@ class Ledger:
             if self.is_backing_off or not has_room:
                 file.has_failed = True
                 return file
-            write = Write(name, file, read)
             self.live[name] = file
-            self.pending[name] = write
+            self.pending[name] = write = Write(file, read)
             self.claimed_bytes += file.nbytes
             self.pending_bytes += file.nbytes
             self._queue.append(write)
@@ -159,31 +148,26 @@ class Ledger:
             return file
 
     def drop(self, file: DiskFile) -> None:
-        """Count one user less; without users the file is no longer live."""
+        """Count one user less. Without users a pending write is cancelled, and a saved file deleted soon."""
         with self.changed:
             file.num_users = max(0, file.num_users - 1)
-            if file.num_users == 0 and self._forget(file):
-                self.counts.dropped += 1
+            self.drop_unused([file])
+
+    def drop_unused(self, files: Iterable[DiskFile]) -> None:
+        with self.changed:
+            if num_dropped := sum(self._forget(file) for file in files if file.num_users == 0):
+                self.counts.dropped += num_dropped
                 self.changed.notify_all()
 
     def use(self, file: DiskFile) -> None:
-        """Count one user more; a file that was about to be deleted is live again."""
+        """Count one user more; a file that was about to be deleted is live again. For the engine's thread."""
         with self.changed:
-            name = self._keys.name(file.address)
-            if name not in self.live and file in (self.retired.get(name), self.deleting.get(name)):
-                self._revive(name)
+            if file.name not in self.live and file in (self.retired.get(file.name), self.deleting.get(file.name)):
+                self._revive(file.name)
             file.num_users += 1
 
-    def drop_unused(self, files: Iterable[DiskFile]) -> None:
-        """Drop those files that nothing uses."""
-        with self.changed:
-            for file in files:
-                if file.num_users == 0 and self._forget(file):
-                    self.counts.dropped += 1
-            self.changed.notify_all()
-
     def mark_lost(self, file: DiskFile, reason: str) -> None:
-        """Drop a file that is not what it should be, whatever uses it."""
+        """Drop a damaged or missing file, even if it has users."""
         with self.changed:
             self.counts.misses[reason] += 1
             file.is_saved, file.has_failed = False, True
@@ -191,78 +175,85 @@ class Ledger:
             self._delete_retired(lambda retired: retired is file)
             self.changed.notify_all()
 
-    def hold(self, root: bytes) -> Snapshot:
-        """What a root has now; none of these files is deleted before `release`, except by `clear`."""
+    @contextmanager
+    def hold(self, root: bytes) -> Iterator[Snapshot]:
+        """The files and points of a root now. Inside the context none of these files is deleted, except by `clear`.
+
+        Those that are dropped meanwhile take space beyond the budget.
+        """
         hold = _Hold(root)
         with self.changed:
             self._holds.append(hold)
             files, points = list(self.live.values()), list(self.points.values())
-        files = [file for file in files if file.is_saved and file.address.root == root]  # takes a while
-        held = set(files)
-        with self.changed:
-            hold.files = held
-            self._delete_unheld()
-        return Snapshot(files, [record for record in points if record.address.root == root], hold)
-
-    def release(self, snapshot: Snapshot) -> None:
-        """End a hold; what was retired meanwhile is deleted, unless another snapshot has it too."""
-        with self.changed:
-            self._holds.remove(snapshot.hold)
-            self._delete_unheld()
+        try:
+            files = [file for file in files if file.is_saved and file.address.root == root]  # takes a while
+            held = set(files)
+            with self.changed:
+                hold.files = held
+                self._delete_unheld()
+            sort_by_depth(files, self._keys.page_tokens)
+            yield Snapshot(files, [record for record in points if record.address.root == root])
+        finally:
+            with self.changed:
+                self._holds.remove(hold)
+                self._delete_unheld()
 
     def unsettled(self, root: bytes | None) -> list[DiskFile]:
         """The files of a root, or all, that are to be written or indexed."""
         with self.changed:
             files = [*(write.file for write in self.pending.values()), *self._indexing]
-            return [file for file in files if root in (None, file.address.root)]
+            return [file for file in files if _is_below(root, file)]
 
     def expire(self, before: float) -> None:
         """Drop every file and point that was last used before this time."""
         with self.changed:
-            for file in [file for file in self.live.values() if file.last_used < before]:
-                self._forget(file)
-                self.counts.dropped += 1
-            for name in [name for name, record in self.points.items() if record.last_used < before]:
-                self.drop_point(name)
+            old = [file for file in self.live.values() if file.last_used < before]
+            self.counts.dropped += sum(map(self._forget, old))
+            for record in [each for each in self.points.values() if each.last_used < before]:
+                self.drop_point(record.address)
 
-    def put_point(self, name: bytes, record: PointRecord, *, is_known_better: bool = False) -> None:
-        """Note a restore point; with `is_known_better`, only if there is none of this name."""
+    def put_point(self, record: PointRecord) -> None:
+        """Note a restore point, or what has changed about it."""
+        name = self._keys.name(record.address)
         with self.changed:
-            if is_known_better and name in self.points:
-                return
             self.points[name] = self._changed_points[name] = record
             self.changed.notify_all()
 
-    def drop_point(self, name: bytes) -> None:
+    def put_new_point(self, record: PointRecord) -> None:
+        """Note a restore point, unless there is one at this address."""
+        with self.changed:
+            if self._keys.name(record.address) not in self.points:
+                self.put_point(record)
+
+    def drop_point(self, address: Address) -> None:
+        """Forget a restore point, if it is known."""
+        name = self._keys.name(address)
         with self.changed:
             if self.points.pop(name, None) is not None:
                 self._changed_points[name] = None
                 self.changed.notify_all()
 
     def touch(self, files: Iterable[DiskFile], last_used: float) -> None:
-        """Note that files were used; the writer writes it down with other changes, or a little later."""
+        """Note that files were used; the writer indexes it with other changes, or a few seconds later."""
         with self.changed:
-            was_empty = not self._touched
+            was_empty = not self.touched
             for file in files:
                 file.last_used = last_used
-                self._touched[file] = None
-            if was_empty and self._touched:
+                self.touched[file] = None
+            if was_empty and self.touched:
                 self.touched_at = time.monotonic()
                 self.changed.notify_all()
 
     def is_live(self, file: DiskFile) -> bool:
-        return self.live.get(self._keys.name(file.address)) is file
-
-    def find_write(self, file: DiskFile) -> Write | None:
-        """The pending write of a file, if there is one."""
+        """Whether a file is neither dropped, lost nor cleared."""
         with self.changed:
-            write = self.pending.get(self._keys.name(file.address))
-            return write if write is not None and write.file is file else None
+            return self.live.get(file.name) is file
 
     def prioritize(self, file: DiskFile) -> None:
         """Write a pending file before all others."""
         with self.changed:
-            if (write := self.find_write(file)) is not None and not write.is_urgent:
+            write = self.pending.get(file.name)
+            if write is not None and write.file is file and not write.is_urgent:
                 write.is_urgent = True
                 self._urgent.append(write)
                 self.changed.notify_all()
@@ -273,7 +264,7 @@ class Ledger:
             for queue in (self._urgent,) if urgent_only else (self._urgent, self._queue):
                 while queue:
                     write = queue.popleft()
-                    if self.pending.get(write.name) is write and not write.is_taken:  # an urgent one stands in both queues
+                    if self.pending.get(write.file.name) is write and not write.is_taken:  # an urgent one is in both queues
                         write.is_taken = True
                         return write
             return None
@@ -283,118 +274,111 @@ class Ledger:
         with self.changed:
             for write in writes:
                 write.file.has_failed = True
-                if self.pending.get(write.name) is write:
+                if self.pending.get(write.file.name) is write:
                     self._forget(write.file)
             self.changed.notify_all()
 
     def back_off(self, seconds: float) -> None:
-        """Take no writes for so long, and give up those that wait."""
+        """Take no writes for a while, and give up those that are queued."""
         with self.changed:
             self.back_off_until = time.monotonic() + seconds
             self.fail(list(self.pending.values()))
 
-    def make_batch(self, written: Sequence[Write]) -> Batch:
+    def make_batch(self, written: Sequence[Write]) -> WriteBatch:
         """Decide what the next transaction does, now that the files of these writes are safe."""
         with self.changed:
-            saved = [write for write in written if self.pending.get(write.name) is write]
-            names = {write.name for write in saved}  # a write may have been cancelled and made again within one batch
-            cancelled = [write.name for write in written if write.name not in names]
-            for write in saved:
-                del self.pending[write.name]
-                self.pending_bytes -= write.file.nbytes
-                self._unmeasured_bytes += write.file.nbytes
+            saved = [write.file for write in written if self.pending.get(write.file.name) is write]
+            names = {file.name for file in saved}  # a write may have been cancelled and made again within one batch
+            cancelled = [write.file.name for write in written if write.file.name not in names]
+            for file in saved:
+                del self.pending[file.name]
+                self.pending_bytes -= file.nbytes
+                self._unmeasured_bytes += file.nbytes
             removed, self.deleting = self.deleting, {}
-            touched, self._touched = self._touched, {}
+            touched, self.touched = self.touched, {}
             points, self._changed_points = self._changed_points, {}
-            saved_rows = [(write.name, write.file) for write in saved if self.live.get(write.name) is write.file]
-            self._indexing = [file for _, file in saved_rows]
-            used = [(self._keys.name(file.address), file.last_used) for file in touched]
-            changes = Changes(list(removed), saved_rows, points, used)
-            return Batch(changes, saved, removed, cancelled, touched)
+            self._indexing = [file for file in saved if self.live.get(file.name) is file]
+            changes = IndexChanges(list(removed), self._indexing, points, list(touched))
+            return WriteBatch(changes, saved, list(removed.values()), cancelled)
 
-    def commit(self, batch: Batch, rejected: Collection[bytes] = ()) -> None:
-        """The transaction is safe: its files are saved, but for those that the index cannot hold, which have failed."""
+    def commit(self, batch: WriteBatch, rejected: Collection[bytes] = ()) -> None:
+        """The transaction is safe: its files are saved. Those that the index cannot hold have failed."""
         with self.changed:
             self._indexing = ()
             self.counts.bad_rows += len(rejected)
             for name in rejected:
                 if name in self.points and self.points[name] is batch.changes.points.get(name):
                     del self.points[name]
-            for name, file in batch.changes.saved:
-                if name in rejected:
-                    self._reject(name, file)
+            for file in batch.changes.saved:
+                if file.name in rejected:
+                    self._fail_unsaved(file)
                     continue
                 file.is_saved = not file.has_failed  # it may have been cleared meanwhile
                 self.counts.saved += 1
                 self.counts.saved_bytes += file.nbytes
             self.changed.notify_all()
 
-    def _reject(self, name: bytes, file: DiskFile) -> None:
-        file.has_failed = True
-        if self.live.get(name) is file:
-            del self.live[name]
-            self.claimed_bytes -= file.nbytes
-
-    def note_measured(self, free_bytes: int, deleted: Iterable[DiskFile] = ()) -> None:
-        """The writer has measured the free space, after it had deleted these files and written all that is not pending."""
-        with self.changed:
-            self._free_bytes, self._unmeasured_bytes = free_bytes, 0
-            self.leaving_bytes -= sum(file.nbytes for file in deleted)
-
-    def roll_back(self, batch: Batch) -> None:
-        """The transaction failed: its files have failed. All else is to be done again, but for what was cleared since."""
+    def roll_back(self, batch: WriteBatch) -> None:
+        """The transaction failed: its files have failed. All else is done again, except for what was cleared since."""
         with self.changed:
             self._indexing = ()
-            for write in batch.saved:
-                write.file.has_failed = True
-                if self.live.get(write.name) is write.file:
-                    del self.live[write.name]
-                    self.claimed_bytes -= write.file.nbytes
-            written = {write.name for write in batch.saved}
-            for name, file in batch.removed.items():
-                if name not in self.live and name not in written:
-                    self.deleting[name] = file
+            for file in batch.saved:
+                self._fail_unsaved(file)
+            written = {file.name for file in batch.saved}
+            for file in batch.removed:
+                if file.name not in self.live and file.name not in written:
+                    self.deleting[file.name] = file
                     if file.num_users:
-                        self._revive(name)
+                        self._revive(file.name)
                 else:
                     self.leaving_bytes -= file.nbytes
             points = {name: each for name, each in batch.changes.points.items() if self.points.get(name) is each}
             self._changed_points = {**points, **self._changed_points}
-            self._touched = {**batch.touched, **self._touched}
+            self.touched = {**dict.fromkeys(batch.changes.used), **self.touched}
             self.changed.notify_all()
 
-    def clear(self, root: bytes | None) -> None:
-        """Forget all files and points, or one root's; what is pending among them is never written."""
+    def _fail_unsaved(self, file: DiskFile) -> None:
+        file.has_failed = True
+        if self.live.get(file.name) is file:
+            del self.live[file.name]
+            self.claimed_bytes -= file.nbytes
+
+    def note_measured(self, free_bytes: int, deleted: Iterable[DiskFile] = ()) -> None:
+        """Note the free space, measured after these files were deleted and all that is not pending was written."""
         with self.changed:
-            for file in [file for file in self.live.values() if root in (None, file.address.root)]:
+            self._free_bytes, self._unmeasured_bytes = free_bytes, 0
+            self.leaving_bytes -= sum(file.nbytes for file in deleted)
+
+    def clear(self, root: bytes | None) -> None:
+        """Forget all files and points, or one root's; those that are pending are never written."""
+        with self.changed:
+            for file in [file for file in self.live.values() if _is_below(root, file)]:
                 file.is_saved, file.has_failed = False, True
                 self._forget(file)
                 self.counts.dropped += 1
-            self._delete_retired(lambda file: root in (None, file.address.root))
+            self._delete_retired(lambda file: _is_below(root, file))
             for file in self.deleting.values():
-                if root in (None, file.address.root):
+                if _is_below(root, file):
                     file.is_saved, file.has_failed = False, True  # none of them is used again
-            for name in [name for name, record in self.points.items() if root in (None, record.address.root)]:
+            for name in [name for name, record in self.points.items() if _is_below(root, record)]:
                 del self.points[name]
                 self._changed_points.pop(name, None)
-            self._touched = {file: None for file in self._touched if root not in (None, file.address.root)}
+            self.touched = {file: None for file in self.touched if not _is_below(root, file)}
 
-    def make_clearing(self, root: bytes | None) -> Batch:
-        """A batch in place of all rows of a root, or of all: what is to be deleted, and what was saved since `clear`."""
+    def make_clearing(self, root: bytes | None) -> WriteBatch:
+        """A batch in place of all rows of a root, or of all: what is to be deleted, and what was saved since `clear`.
+
+        Points that have changed since are written again with the next batch.
+        """
         with self.changed:
-            removed = {name: file for name, file in self.deleting.items() if root in (None, file.address.root)}
-            for name in removed:
-                del self.deleting[name]
-            saved = [
-                (name, file) for name, file in self.live.items() if file.is_saved and root in (None, file.address.root)
-            ]
-            points = {
-                name: record for name, record in self.points.items() if root in (None, record.address.root)
-            }  # those that have changed are written once more with the next batch
-            return Batch(Changes([], saved, dict(points), []), (), removed, (), {})
+            removed = [file for file in self.deleting.values() if _is_below(root, file)]
+            for file in removed:
+                del self.deleting[file.name]
+            saved = [file for file in self.live.values() if file.is_saved and _is_below(root, file)]
+            points = {name: record for name, record in self.points.items() if _is_below(root, record)}
+            return WriteBatch(IndexChanges(saved=saved, points=dict(points)), (), removed)
 
     def check(self) -> None:
-        """Assert what the module promises."""
         with self.changed:
             assert all(self.live.get(name) is write.file for name, write in self.pending.items())
             assert all(self.deleting[name].has_failed for name in self.live.keys() & self.deleting.keys())
@@ -405,22 +389,21 @@ class Ledger:
             assert self.leaving_bytes >= sum(file.nbytes for file in self.deleting.values())
 
     def _forget(self, file: DiskFile) -> bool:
-        """Make a file no longer live; False if it was not. What is on the disk of it is to be deleted."""
-        name = self._keys.name(file.address)
-        if self.live.get(name) is not file:
+        """Make a file no longer live, and delete or retire what is on disk of it; False if it was not live."""
+        if self.live.get(file.name) is not file:
             return False
-        del self.live[name]
+        del self.live[file.name]
         self.claimed_bytes -= file.nbytes
-        if self.pending.pop(name, None) is not None:
+        if self.pending.pop(file.name, None) is not None:
             self.pending_bytes -= file.nbytes
         elif file.is_saved and self._is_held(file):
-            self.retired[name] = file
+            self.retired[file.name] = file
         else:
-            self._delete(name, file)
+            self._delete(file)
         return True
 
-    def _delete(self, name: bytes, file: DiskFile) -> None:
-        self.deleting[name] = file
+    def _delete(self, file: DiskFile) -> None:
+        self.deleting[file.name] = file
         self.leaving_bytes += file.nbytes
 
     def _is_held(self, file: DiskFile) -> bool:
@@ -431,12 +414,12 @@ class Ledger:
         self.changed.notify_all()
 
     def _delete_retired(self, is_meant: Callable[[DiskFile], bool]) -> None:
-        for name, file in [(name, file) for name, file in self.retired.items() if is_meant(file)]:
-            del self.retired[name]
-            self._delete(name, file)
+        for file in [file for file in self.retired.values() if is_meant(file)]:
+            del self.retired[file.name]
+            self._delete(file)
 
     def _revive(self, name: bytes) -> DiskFile | None:
-        """A file that was about to be deleted, or is only held, is live again."""
+        """Make a file live again that was about to be deleted, or is only held."""
         file = self.retired.pop(name, None)
         if file is None:
             file = self.deleting.get(name)
@@ -447,3 +430,13 @@ class Ledger:
         self.live[name] = file
         self.claimed_bytes += file.nbytes
         return file
+
+
+def sort_by_depth(files: list[DiskFile], page_tokens: int) -> None:
+    """Sort files so that one of a prefix comes before those of its continuations."""
+    files.sort(key=lambda file: file.address.start)  # two sorts by a number are faster than one by a pair
+    files.sort(key=lambda file: (file.address.end - 1) // page_tokens)
+
+
+def _is_below(root: bytes | None, each: DiskFile | PointRecord) -> bool:
+    return root is None or each.address.root == root

@@ -7,7 +7,7 @@
     payload    the packed rows or state
 
 A file is written under a temporary name, synced and renamed; `sync_folders` makes the names safe. All reading and writing
-of files goes through the functions at the end, which tests replace to let the disk fail.
+of files goes through the functions at the end, which tests replace to make the disk fail.
 """
 
 from __future__ import annotations
@@ -18,29 +18,26 @@ import os
 import shutil
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
-from bough.cache.disk import descriptors
 from bough.cache.disk.errors import DAMAGED, FOREIGN, MISSING, TRUNCATED, UNREADABLE, DiskMiss, DiskSlow
-from bough.cache.tree.address import Address
+from bough.cache.tree.address import Address, DiskFile
 from bough.cache.tree.state import Buffer
 
 MAGIC = b"BOUGHPG1"
 PAGES, TEMPORARY = "pages", "tmp"
 MAX_HEADER_BYTES = 2**24
-READ_BYTES = 2 * 2**20  # read at a time; in between the reader may lose patience
+READ_BYTES = 2 * 2**20  # read at a time; in between a read can be given up
 
 KeepReading = Callable[[int], bool]
-"""Is told how many bytes of a payload have been read so far, and says whether to go on."""
+"""Called with the number of payload bytes read so far; returns whether to go on."""
 
 _PREFIX = struct.Struct("<8sII")
 _HEADER = struct.Struct("<iqqQIIIII")  # group, start, end, payload bytes and crc32; lengths of the four that follow
 
 
 def always(done_bytes: int) -> bool:
-    """Go on reading."""
     return True
 
 
@@ -56,13 +53,12 @@ class PageFiles:
     """The page files below one tree's folder, for one fingerprint."""
 
     def __init__(self, folder: Path, fingerprint: str) -> None:
-        self._pages = folder / PAGES
-        self._temporary = folder / TEMPORARY
+        self._pages, self._temporary = folder / PAGES, folder / TEMPORARY
         self._fingerprint = fingerprint
         self._unsynced: set[Path] = set()
 
     def prepare(self) -> None:
-        """Make the folders, and remove the temporary files that a killed process has left."""
+        """Make the folders, and remove the temporary files of a killed process."""
         for folder in (self._pages, self._temporary):
             make_private_folder(folder)
         for file in list(self._temporary.iterdir()):
@@ -74,7 +70,6 @@ class PageFiles:
         return self._pages / text[:2] / text
 
     def size(self, address: Address, payload_bytes: int) -> int:
-        """The size of the file that holds so many bytes of payload."""
         texts = len(self._fingerprint.encode()) + len(address.root) + len(address.before) + len(address.tokens)
         return _PREFIX.size + _HEADER.size + texts + payload_bytes
 
@@ -82,73 +77,61 @@ class PageFiles:
         """Write one whole file, or nothing, and return its size; its name is safe only after `sync_folders`."""
         content = memoryview(payload).cast("B")
         header = encode_header(self._fingerprint, address, len(content), crc32(content))
-        temporary, file = self._temporary / name.hex(), self.path(name)
-        try:
-            self._write_synced(temporary, [memoryview(header), content])
-            if file.parent not in self._unsynced and not file.parent.is_dir():
-                make_private_folder(file.parent)
-                self._unsynced.add(self._pages)
-            rename(temporary, file)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
+        file = self.path(name)
+        if file.parent not in self._unsynced and not file.parent.is_dir():
+            make_private_folder(file.parent)
+            self._unsynced.add(self._pages)
+        with new_file(file, self._temporary / name.hex()) as descriptor:
+            write_all(descriptor, [memoryview(header), content])
         self._unsynced.add(file.parent)
         return len(header) + len(content)
 
     def sync_folders(self) -> None:
         """Make the names of all files written so far safe."""
-        for folder in sorted(self._unsynced):  # `pages` before what lies in it
+        for folder in sorted(self._unsynced):  # `pages` before its subfolders
             sync_folder(folder)
         self._unsynced.clear()
 
-    def read(self, name: bytes, address: Address, keep_reading: KeepReading = always) -> bytearray:
-        """The payload, after everything about the file was checked; raises DiskMiss, or DiskSlow if it is not to go on.
+    def read(self, disk_file: DiskFile, keep_reading: KeepReading = always) -> bytearray:
+        """The payload, with header, size and checksum verified. Raise DiskMiss, or DiskSlow if `keep_reading` stops it.
 
         Any thread may read.
         """
-        with self.open_payload(name, address) as payload:
-            return payload.read(keep_reading)
-
-    @contextlib.contextmanager
-    def open_payload(self, name: bytes, address: Address) -> Iterator[Payload]:
-        """The payload of a file, to be read inside the context, after its header was checked; raises DiskMiss."""
-        file = self.path(name)
+        file = self.path(disk_file.name)
         try:
-            descriptor = descriptors.open_to_read(file)
+            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise DiskMiss(MISSING, str(file)) from None
         except OSError as error:
             raise DiskMiss(UNREADABLE, str(error)) from None
         try:
-            with _naming(file):
-                payload_bytes, payload_crc = self._read_header(descriptor, address)
-            yield Payload(file, descriptor, payload_bytes, payload_crc)
+            payload_bytes, payload_crc = self._read_header(descriptor, disk_file.address)
+            if (size := self.size(disk_file.address, payload_bytes)) != disk_file.nbytes:
+                raise DiskMiss(DAMAGED, f"it has {size} bytes, and the index says {disk_file.nbytes}")
+            content = _read_exactly(descriptor, payload_bytes, keep_reading)
+            if crc32(content) != payload_crc:
+                raise DiskMiss(DAMAGED, "the checksum of its payload is wrong")
+            return content
+        except OSError as error:
+            raise DiskMiss(UNREADABLE, f"{file}: {error}") from None
+        except DiskMiss as miss:
+            raise DiskMiss(miss.reason, f"{file}: {miss.detail}") from None
         finally:
             os.close(descriptor)
 
     def remove(self, name: bytes) -> None:
-        """Unlink a file; one that is not there is no failure."""
         self.path(name).unlink(missing_ok=True)
 
     def names(self) -> Iterator[list[tuple[str, bytes | None]]]:
-        """Every file there is, folder by folder, with the name it is known by; None for what cannot be ours."""
-        for folder in sorted(self._pages.iterdir()):
+        """Every file with its name, folder by folder; the name is None for what cannot be ours."""
+        for folder in sorted(self._pages.glob("*")):
             if folder.is_dir():
                 with os.scandir(folder) as entries:
                     files = [entry for entry in entries if not entry.is_dir(follow_symlinks=False)]
                 yield [(entry.path, _parse_name(folder.name, entry.name)) for entry in files]
 
-    def _write_synced(self, temporary: Path, parts: list[memoryview]) -> None:
-        descriptor = descriptors.open_private(temporary, os.O_WRONLY | os.O_TRUNC)
-        try:
-            write_all(descriptor, parts)
-            sync(descriptor)
-        finally:
-            os.close(descriptor)
-
     def _read_header(self, descriptor: int, address: Address) -> tuple[int, int]:
-        """The number of bytes and the checksum of the payload, which follows."""
+        """Verify the header; return the number of bytes and the checksum of the payload, which follows."""
         size = os.fstat(descriptor).st_size
         prefix = _read_exactly(descriptor, _PREFIX.size)
         magic, header_bytes, header_crc = _PREFIX.unpack(prefix)
@@ -166,52 +149,6 @@ class PageFiles:
         if size != expected:
             raise DiskMiss(TRUNCATED if size < expected else DAMAGED, f"{size} of {expected} bytes")
         return payload_bytes, payload_crc
-
-
-@dataclass(frozen=True)
-class Payload:
-    """The payload of an open file: `nbytes` bytes that should have the checksum `crc`. It is read once."""
-
-    file: Path
-    descriptor: int
-    nbytes: int
-    crc: int
-
-    def read(self, keep_reading: KeepReading = always) -> bytearray:
-        """All of it; raises DiskMiss if it is not what it should be, or DiskSlow if it is not to go on."""
-        with _naming(self.file):
-            content = _read_exactly(self.descriptor, self.nbytes, keep_reading)
-            self._require_crc(crc32(content))
-        return content
-
-    def pieces(self, buffer: bytearray) -> Iterator[memoryview]:
-        """All of it, piece by piece, each in the same buffer; raises DiskMiss, after the last piece at the latest."""
-        done, crc = 0, 0
-        while done < self.nbytes:
-            with _naming(self.file):
-                count = read_into(self.descriptor, memoryview(buffer)[: self.nbytes - done])
-                if not count:
-                    raise DiskMiss(TRUNCATED, f"it ends {self.nbytes - done} bytes early")
-            piece = memoryview(buffer)[:count]
-            done, crc = done + count, crc32(piece, crc)
-            yield piece
-        with _naming(self.file):
-            self._require_crc(crc)
-
-    def _require_crc(self, crc: int) -> None:
-        if crc != self.crc:
-            raise DiskMiss(DAMAGED, "the checksum of its payload is wrong")
-
-
-@contextlib.contextmanager
-def _naming(file: Path) -> Iterator[None]:
-    """Turn failures to read a file into misses, and name it."""
-    try:
-        yield
-    except OSError as error:
-        raise DiskMiss(UNREADABLE, f"{file}: {error}") from None
-    except DiskMiss as miss:
-        raise DiskMiss(miss.reason, f"{file}: {miss.detail}") from None
 
 
 def _read_exactly(descriptor: int, num_bytes: int, keep_reading: KeepReading = always) -> bytearray:
@@ -235,28 +172,52 @@ def _parse_name(folder: str, text: str) -> bytes | None:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder that only its owner can enter, whatever the umask says."""
+    """Make a folder that only its owner can enter, whatever the umask."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_mode & 0o777 != 0o700:
         folder.chmod(0o700)
 
 
+def open_private(file: Path, flags: int) -> int:
+    """Open a file that only its owner can read, whatever the umask; create it if it does not exist."""
+    descriptor = os.open(file, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(descriptor, 0o600)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def write_private(file: Path, content: bytes) -> None:
     """Write a small file that only its owner can read: whole and safe on the disk, or not at all."""
-    temporary = file.with_name(file.name + ".tmp")
-    descriptor = descriptors.open_private(temporary, os.O_WRONLY | os.O_TRUNC)
-    try:
+    with new_file(file, file.with_name(file.name + ".tmp")) as descriptor:
         write_all(descriptor, [memoryview(content)])
-        sync(descriptor)
-    finally:
-        os.close(descriptor)
-    rename(temporary, file)
     sync_folder(file.parent)
 
 
+@contextlib.contextmanager
+def new_file(file: Path, temporary: Path) -> Iterator[int]:
+    """Write a file that only its owner can read, inside the context: afterwards it is synced and has its name.
+
+    If anything fails, nothing is left. The name is safe only after `sync_folder`.
+    """
+    try:
+        descriptor = open_private(temporary, os.O_WRONLY | os.O_TRUNC)
+        try:
+            yield descriptor
+            sync(descriptor)
+        finally:
+            os.close(descriptor)
+        rename(temporary, file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
 def sync_folder(folder: Path) -> None:
-    if (descriptor := descriptors.open_folder(folder)) is None:
-        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         sync(descriptor)
     finally:
@@ -264,7 +225,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_all(descriptor: int, parts: list[memoryview]) -> None:
-    """Write the parts one after the other; the kernel may take them in several bites."""
+    """Write the parts one after the other, in as many calls as the kernel needs."""
     left = [part for part in parts if len(part)]
     while left:
         if not (count := write_some(descriptor, left)):
@@ -276,11 +237,13 @@ def write_all(descriptor: int, parts: list[memoryview]) -> None:
 
 
 def write_some(descriptor: int, parts: list[memoryview]) -> int:
-    return descriptors.write_some(descriptor, parts)
+    """Write the beginning of the parts, in their order, and return the number of bytes written."""
+    return os.writev(descriptor, parts)
 
 
 def read_into(descriptor: int, view: memoryview) -> int:
-    return descriptors.read_into(descriptor, view)
+    """Read the next bytes of a file into a buffer, and return their number; 0 at its end."""
+    return os.readv(descriptor, [view])
 
 
 def sync(descriptor: int) -> None:
@@ -292,5 +255,4 @@ def rename(old: Path, new: Path) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """What the file system of the folder still has for users."""
     return shutil.disk_usage(folder).free

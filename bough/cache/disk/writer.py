@@ -1,29 +1,29 @@
-"""The writer: the one thread that writes to a tree's folder.
+"""The writer: the one thread that writes to a tree's folder; and what replaces it where a tree is only read.
 
-It writes at once when few files wait, and many files for each commit of the index when many wait. The order is always:
-temporary file, synced; renamed; folder synced; index committed; only then is a file saved. Deleting goes the other way:
-index committed, then unlinked. Killed between any two of these, the index knows only whole files, and files that it does
-not know are collected after the next start.
+It writes a file at once when few are queued, and many files for each commit of the index when many are. The order is
+always: temporary file, synced; renamed; folder synced; index committed; only then is a file saved. Deleting goes the other
+way: index committed, then unlinked. So after a kill at any point the index has only whole files, and files that it does not
+have are collected after the next start.
 
 A failing disk never stops the thread: what could not be written has failed, writing backs off for a growing time, and
-deletions are tried again. The thread also measures what only the file system knows, because that may hang: the free space.
+deletions are tried again. The thread also measures the free space, because asking the file system may hang.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from pathlib import Path
 
 from bough.cache.disk import page_files
-from bough.cache.disk.errors import Warnings
+from bough.cache.disk.errors import ReadOnlyTree, Warnings
 from bough.cache.disk.index import Index, Rejected
-from bough.cache.disk.ledger import Batch, Ledger, Write
+from bough.cache.disk.ledger import Ledger, Write, WriteBatch
 from bough.cache.disk.page_files import PageFiles
 from bough.cache.tree.address import DiskFile
 from bough.system.threads import lower_priority
@@ -39,17 +39,9 @@ FIRST_BACK_OFF_S, MAX_BACK_OFF_S = 1.0, 60.0
 MEASURE_AFTER_S = 1.0
 
 
-class _Task(Enum):
-    STOP = auto()
-    CLEAR = auto()
-    BATCH = auto()
-    MEASURE = auto()
-    COLLECT = auto()
-
-
 @dataclass(eq=False)
 class Clearing:
-    """Something that is to be deleted for good: one root's files and points, or all."""
+    """A request to delete one root's files and points, or all, for good."""
 
     root: bytes | None
     done: threading.Event = field(default_factory=threading.Event)
@@ -57,45 +49,36 @@ class Clearing:
 
 
 class Writer:
-    """Carries out what the ledger has queued, from `start` to `stop`.
+    """Carries out what the ledger has queued, on its own thread until `stop`.
 
-    `used_bytes` is what the page files take now, `index_bytes` what the index took when it was last measured. `is_failing`
-    tells that a write failed and none has succeeded since; `failure` says why. The log hears of it once.
+    `used_bytes` is what the page files take now. `is_failing` is True from a failed write until one succeeds, with the
+    reason in `failure`; it is logged once.
     """
 
     def __init__(self, ledger: Ledger, index: Index, files: PageFiles, warnings: Warnings, folder: Path) -> None:
-        self._ledger = ledger
-        self._index = index
-        self._files = files
-        self._warnings = warnings
-        self._folder = folder
+        self._ledger, self._index, self._files = ledger, index, files
+        self._warnings, self._folder = warnings, folder
         self._sizes = {name: file.nbytes for pool in (ledger.live, ledger.deleting) for name, file in pool.items()}
         self.used_bytes = sum(self._sizes.values())
-        self.index_bytes = 0
-        self._measured_at = 0.0
-        self._is_measurement_wanted = False
+        self._measured_at, self._is_measurement_wanted = 0.0, False
         self._orphans: Iterator[list[tuple[str, bytes | None]]] | None = files.names()
         self._collect_at = time.monotonic() + COLLECT_AFTER_S
         self._clearings: list[Clearing] = []
         self._num_flushing = 0
         self._num_failed = 0  # of all writes up to the last flush
         self._is_stopping = self._is_busy = False
-        self.is_failing = False
-        self.failure = ""
-        self._back_off_until = 0.0
-        self._back_off_s = FIRST_BACK_OFF_S
+        self.is_failing, self.failure = False, ""
+        self._back_off_until, self._back_off_s = 0.0, FIRST_BACK_OFF_S
         self._thread = threading.Thread(target=self._run, name="bough disk writer", daemon=True)
+        self._measure()
+        self._thread.start()
 
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def start(self) -> None:
-        self._measure()
-        self._thread.start()
-
     def stop(self) -> bool:
-        """Carry out what is queued, once, and end the thread; False if it does not end."""
+        """Try all that is queued once, and end the thread; False if it does not end."""
         with self._ledger.changed:
             self._is_stopping = True
             self._ledger.changed.notify_all()
@@ -103,7 +86,7 @@ class Writer:
         return not self.is_alive
 
     def wait_for(self, is_done: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait until something is done, but not for a thread that has died; `is_done` is called under the lock."""
+        """Wait for a condition, which is called under the lock; False if the time is over or the thread has died."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._ledger.changed:
             while not is_done():
@@ -113,23 +96,25 @@ class Writer:
                 self._ledger.changed.wait(left)
         return True
 
-    def flush(self, timeout_s: float | None) -> bool:
-        """Wait until nothing is left that can be done now; False if something is still to be done then, because the time is
-        over or the writer backs off, or if a write has failed since the last flush.
+    def flush(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing is left that can be done now.
+
+        False if something is still queued, because the time is over or the writer backs off, or if a write has failed
+        since the last flush.
         """
         ledger = self._ledger
         with ledger.changed:
             self._num_flushing += 1
             ledger.changed.notify_all()
             try:
-                self.wait_for(lambda: not self._is_busy and self._choose() in (None, _Task.STOP), timeout_s)
+                self.wait_for(lambda: not self._is_busy and self._choose() is None, timeout_s)
             finally:
                 self._num_flushing -= 1
             failed_before, self._num_failed = self._num_failed, ledger.counts.failed_writes
             return self.is_alive and self._is_idle() and failed_before == self._num_failed
 
-    def settle(self, root: bytes | None) -> bool:
-        """Wait until what a root, or any, has to be written now is written or has failed; False if something has."""
+    def settle(self, root: bytes | None = None) -> bool:
+        """Wait until all that is queued now, or one root's part of it, is saved or has failed; False if something has."""
         files = self._ledger.unsettled(root)
         left = deque(files)
 
@@ -141,7 +126,6 @@ class Writer:
         return self.wait_for(is_done, None) and not any(file.has_failed for file in files)
 
     def clear(self, root: bytes | None) -> Clearing:
-        """Forget everything, or one root's, at once, and delete it for good soon."""
         clearing = Clearing(root)
         with self._ledger.changed:
             self._ledger.clear(root)
@@ -150,38 +134,34 @@ class Writer:
         return clearing
 
     def wait_cleared(self, clearing: Clearing) -> None:
-        """Wait until all that was to be cleared is deleted; raises OSError or sqlite3.Error if that failed."""
+        """Wait until all that was to be cleared is deleted; raise OSError or sqlite3.Error if that failed."""
         if not self.wait_for(clearing.done.is_set, None):
             raise OSError("the thread that writes has ended")
         if clearing.error is not None:
             raise clearing.error
 
     def want_measurement(self) -> None:
-        """Let the free space be measured soon, if that was not done within the last second; called under the lock."""
+        """Have the free space measured soon, if it was not within the last second; called under the lock."""
         if not self._is_measurement_wanted and time.monotonic() >= self._measured_at + MEASURE_AFTER_S:
             self._is_measurement_wanted = True
             self._ledger.changed.notify_all()
 
-    @property
-    def _is_backing_off(self) -> bool:
-        return time.monotonic() < self._back_off_until
-
     def _is_idle(self) -> bool:
         ledger = self._ledger
-        return not (self._is_busy or self._clearings or self._orphans or ledger.has_work or ledger.has_touched)
+        return not (self._is_busy or self._clearings or self._orphans or ledger.has_work or ledger.touched)
 
     def _run(self) -> None:
         lower_priority()
         while True:
             with self._ledger.changed:
                 while (task := self._choose()) is None:
+                    if self._is_stopping:
+                        return
                     self._ledger.changed.wait(self._wait_s())
                 self._is_busy = True
             try:
-                if task is _Task.STOP:
-                    return
-                self._run_task(task)
-            except Exception:  # our own mistake: the tree in memory serves on without what was to be written
+                task()
+            except Exception:  # our own mistake: the tree in memory goes on without what was to be written
                 log.exception("the disk writer made a mistake")
                 self._back_off()
                 self._ledger.back_off(self._back_off_s)
@@ -190,42 +170,26 @@ class Writer:
                     self._is_busy = False
                     self._ledger.changed.notify_all()
 
-    def _choose(self) -> _Task | None:
-        ledger = self._ledger
+    def _choose(self) -> Callable[[], None] | None:
+        ledger, now = self._ledger, time.monotonic()
+        is_hurried = self._is_stopping or self._num_flushing > 0
+        is_touch_due = bool(ledger.touched) and (is_hurried or now >= ledger.touched_at + TOUCH_WITHIN_S)
         if self._clearings:
-            return _Task.CLEAR
-        if not self._is_backing_off and (ledger.has_work or self._is_touch_due()):
-            return _Task.BATCH
+            return self._clear
+        if now >= self._back_off_until and (ledger.has_work or is_touch_due):
+            return self._write_batch
         if self._is_stopping:
-            return _Task.STOP
+            return None
         if self._is_measurement_wanted:
-            return _Task.MEASURE
-        return _Task.COLLECT if self._is_collecting_due() else None
-
-    def _is_touch_due(self) -> bool:
-        if not self._ledger.has_touched:
-            return False
-        is_urgent = self._is_stopping or self._num_flushing > 0
-        return is_urgent or time.monotonic() >= self._ledger.touched_at + TOUCH_WITHIN_S
-
-    def _is_collecting_due(self) -> bool:
-        return self._orphans is not None and (self._num_flushing > 0 or time.monotonic() >= self._collect_at)
+            return self._measure
+        is_collecting_due = self._orphans is not None and (is_hurried or now >= self._collect_at)
+        return self._collect_orphans if is_collecting_due else None
 
     def _wait_s(self) -> float | None:
         due = [self._back_off_until] if self._ledger.has_work else []
         due += [self._collect_at] if self._orphans else []
-        due += [max(self._back_off_until, self._ledger.touched_at + TOUCH_WITHIN_S)] if self._ledger.has_touched else []
+        due += [max(self._back_off_until, self._ledger.touched_at + TOUCH_WITHIN_S)] if self._ledger.touched else []
         return max(0.0, min(due) - time.monotonic()) if due else None
-
-    def _run_task(self, task: _Task) -> None:
-        if task is _Task.CLEAR:
-            self._clear(self._clearings[0])
-        elif task is _Task.MEASURE:
-            self._measure()
-        elif task is _Task.COLLECT:
-            self._collect_orphans()
-        else:
-            self._write_batch()
 
     def _write_batch(self) -> None:
         written, error = self._write_files()
@@ -244,7 +208,7 @@ class Writer:
             self._fail("a page could not be written to disk", error)
 
     def _write_files(self) -> tuple[list[Write], Exception | None]:
-        """Write waiting files until the batch is full, none waits, an urgent one has been written, or the disk fails."""
+        """Write queued files until the batch is full, none is left, an urgent one has been written, or the disk fails."""
         written: list[Write] = []
         nbytes = 0
         while len(written) < BATCH_FILES and nbytes < BATCH_BYTES:
@@ -262,7 +226,7 @@ class Writer:
         return written, None
 
     def _write_file(self, write: Write) -> bool:
-        """Write one file, if its content is still there; raises OSError if the disk fails."""
+        """Write one file, if its content still exists; raise OSError if the disk fails."""
         file = write.file
         try:
             content = write.read()
@@ -276,57 +240,52 @@ class Writer:
         if payload is None:
             self._ledger.fail([write])
             return False
-        size = self._files.write(write.name, file.address, payload)
-        self._note_size(write.name, size)
+        self._note_size(file.name, self._files.write(file.name, file.address, payload))
         return True
 
-    def _commit(self, batch: Batch) -> bool:
-        """Commit a batch to the index, then delete the files that it does not know."""
+    def _commit(self, batch: WriteBatch) -> bool:
+        """Commit a batch to the index, then delete the files that it no longer has."""
         rejected: Rejected = {}
         try:
             if batch.changes:
                 rejected = self._index.apply(batch.changes)
         except Exception as error:
             self._ledger.roll_back(batch)
-            self._count_failed(len(batch.saved))
-            self._remove([write.name for write in batch.saved])
+            self._ledger.counts.failed_writes += len(batch.saved)
+            self._remove(file.name for file in batch.saved)
             self._back_off()
             self._fail("the index of the tree on disk could not be written", error)
             return False
         self._ledger.commit(batch, rejected)
-        if rejected:
-            self._note_rejected(batch, rejected)
-        kept = {name for name, _ in batch.changes.saved if name not in rejected}
-        self._remove([name for name in batch.removed if name not in kept])
-        self._measure(batch.removed.values())
+        if rejected:  # the rest of the batch is safe
+            unsaved = [file.name for file in batch.changes.saved if file.name in rejected]
+            self._ledger.counts.failed_writes += len(unsaved)
+            self._remove(unsaved)
+            first = next(iter(rejected.values()))
+            message = f"{len(rejected)} rows can never be stored in the index and are dropped: {first}"
+            self._warnings.say("rejected", message)
+        kept = {file.name for file in batch.changes.saved if file.name not in rejected}
+        self._remove(file.name for file in batch.removed if file.name not in kept)
+        self._measure(batch.removed)
         return True
 
     def _measure(self, deleted: Iterable[DiskFile] = ()) -> None:
-        """Note what the file system has free now, after these files were deleted, and what the index takes."""
+        """Measure the free space, now that these files are deleted."""
         try:
             free_bytes = page_files.free_bytes(self._folder)
-            self.index_bytes = self._index.nbytes
         except OSError:
             free_bytes = 0
         with self._ledger.changed:
             self._ledger.note_measured(free_bytes, deleted)
             self._measured_at, self._is_measurement_wanted = time.monotonic(), False
 
-    def _note_rejected(self, batch: Batch, rejected: Rejected) -> None:
-        """Say that the index cannot hold some rows, and delete their files; the rest of the batch is safe."""
-        unsaved = [name for name, _ in batch.changes.saved if name in rejected]
-        self._count_failed(len(unsaved))
-        self._remove(unsaved)
-        first = next(iter(rejected.values()))
-        self._warnings.say("rejected", f"{len(rejected)} rows can never be stored in the index and are dropped: {first}")
-
-    def _remove(self, names: Sequence[bytes]) -> None:
-        """Unlink files; one that cannot be unlinked is collected after the next start."""
+    def _remove(self, names: Iterable[bytes]) -> None:
+        """Unlink files; one that cannot be unlinked now is collected after the next start."""
         if error := self._unlink(names):
             self._warnings.say("remove", f"a page could not be deleted from disk: {error}")
 
-    def _unlink(self, names: Sequence[bytes]) -> OSError | None:
-        """Unlink all these files that can be; returns the last failure."""
+    def _unlink(self, names: Iterable[bytes]) -> OSError | None:
+        """Unlink as many of these files as possible; return the last failure."""
         failure = None
         for name in names:
             try:
@@ -336,10 +295,11 @@ class Writer:
                 failure = error
         return failure
 
-    def _clear(self, clearing: Clearing) -> None:
-        """Remove all rows of what was cleared, then its files. What was saved since comes back to the index."""
+    def _clear(self) -> None:
+        """Remove all rows of what was cleared, then its files. Files that were saved since are indexed again."""
+        clearing = self._clearings[0]
         batch = self._ledger.make_clearing(clearing.root)
-        kept = {name for name, _ in batch.changes.saved}
+        kept = {file.name for file in batch.changes.saved}
         try:
             self._index.clear(clearing.root)
             if batch.changes:
@@ -348,8 +308,8 @@ class Writer:
             self._ledger.roll_back(batch)
             clearing.error = error
         else:
-            clearing.error = self._unlink([name for name in batch.removed if name not in kept])
-            self._measure(batch.removed.values())
+            clearing.error = self._unlink(file.name for file in batch.removed if file.name not in kept)
+            self._measure(batch.removed)
             while self._orphans:
                 self._collect_orphans()
         finally:
@@ -359,7 +319,7 @@ class Writer:
                 self._ledger.changed.notify_all()
 
     def _collect_orphans(self) -> None:
-        """Look through one folder of pages for files that the index does not know."""
+        """Delete the files in one folder of pages that the index does not have."""
         assert self._orphans is not None
         try:
             for file, name in next(self._orphans):
@@ -379,22 +339,58 @@ class Writer:
 
     def _give_up(self, writes: Sequence[Write]) -> None:
         self._ledger.fail(writes)
-        self._count_failed(len(writes))
-        self._remove([write.name for write in writes if write.name in self._sizes])
-
-    def _count_failed(self, num_writes: int) -> None:
-        self._ledger.counts.failed_writes += num_writes
+        self._ledger.counts.failed_writes += len(writes)
+        self._remove([write.file.name for write in writes if write.file.name in self._sizes])
 
     def _fail(self, what: str, error: Exception) -> None:
-        """Note what has failed, and back off: the longer, the more often it happened in a row. The first time, say it."""
+        """Note a failure and back off, longer after each in a row. Only the first is logged."""
         if not self.is_failing:
             self._warnings.say("write", f"{what}: {error}; it is tried again, and answers go on")
         self.is_failing, self.failure = True, f"{what}: {error}"
         with self._ledger.changed:
-            self._count_failed(len(self._ledger.pending))
+            self._ledger.counts.failed_writes += len(self._ledger.pending)
             self._ledger.back_off(self._back_off_s)
             self._back_off_s = min(2 * self._back_off_s, MAX_BACK_OFF_S)
 
     def _back_off(self) -> None:
-        """Leave the index alone for a while; deletions wait."""
+        """Do not use the index for a while; deletions wait."""
         self._back_off_until = time.monotonic() + self._back_off_s
+
+
+class NoWriter:
+    """The writer of a tree that is only read: nothing is written, deleted, collected or re-dated.
+
+    The ledger counts in memory as usual, but takes no new files. `why` is the reason, for the error of a clear.
+    """
+
+    is_alive = True
+    is_failing = False
+    failure = ""
+
+    def __init__(self, ledger: Ledger, folder: Path, why: str) -> None:
+        self._ledger, self._folder, self._why = ledger, folder, why
+        ledger.back_off(math.inf)
+
+    @property
+    def used_bytes(self) -> int:
+        """The bytes of the files that are still live here."""
+        return self._ledger.claimed_bytes
+
+    def stop(self) -> bool:
+        return True
+
+    def flush(self, timeout_s: float | None = None) -> bool:
+        return True
+
+    def settle(self, root: bytes | None = None) -> bool:
+        return True
+
+    def clear(self, root: bytes | None) -> Clearing:
+        self._ledger.clear(root)
+        return Clearing(root)
+
+    def wait_cleared(self, clearing: Clearing) -> None:
+        raise ReadOnlyTree("nothing was deleted on disk, only in memory", self._folder, self._why)
+
+    def want_measurement(self) -> None:
+        """The free space is not needed."""

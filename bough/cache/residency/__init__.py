@@ -1,16 +1,15 @@
 """Residency: which tier holds which page, how many bytes each tier has, and what is evicted when room is short.
 
 What a request does with it: `room.reserve` memory for its lane, `room.hold` and `room.release` the path that it stands on,
-`evictor.offer` what has changed, `loader` brings back what lies below the device, `saver.save` hands a path to the disk.
-With a store that machines share, `fetcher` brings what others have sent, and `sharer` offers a path to it.
-The tries themselves belong to `tree.forest`.
+`evictor.offer` what has changed, `saver.save` hands a path to the disk. `loader` chooses what is brought up from below the
+device, and a `DiskLoad` does it. With a store that machines share, a `Fetch` brings up what others have sent, and `sharer`
+offers a path to it. The tries themselves belong to `tree.forest`.
 """
 
 from __future__ import annotations
 
 from bough.cache.residency.evictor import Evictor
-from bough.cache.residency.fetching import Fetcher
-from bough.cache.residency.lanes import Lanes, LiveSequence, Slot
+from bough.cache.residency.lanes import Lanes, LaneSlot, LiveSequence
 from bough.cache.residency.loading import Loader
 from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, Tiers
 from bough.cache.residency.policy import LRU, Policy
@@ -19,7 +18,7 @@ from bough.cache.residency.room import Room
 from bough.cache.residency.saving import Expiry, Saver
 from bough.cache.residency.sharing import Sharer
 
-__all__ = ["Clock", "Lanes", "LiveSequence", "Memory", "Rates", "Residency", "SaltForest", "SaltTrie", "Slot", "Tiers"]
+__all__ = ["Clock", "LaneSlot", "Lanes", "LiveSequence", "Memory", "Rates", "Residency", "SaltForest", "SaltTrie", "Tiers"]
 
 
 class Residency:
@@ -31,7 +30,6 @@ class Residency:
         forest: SaltForest,
         lanes: Lanes,
         *,
-        page_tokens: int,
         budget_bytes: int | None,
         policy: Policy | None,
         salt_share: float,
@@ -40,13 +38,14 @@ class Residency:
         ttl_s: float | None,
     ) -> None:
         self.memory = memory
+        self.forest = forest
         self.lanes = lanes
-        self.evictor = Evictor(memory, forest, page_tokens, policy or LRU, salt_share=salt_share, clock=clock)
+        self.clock = clock
+        self.evictor = Evictor(memory, forest, policy or LRU, salt_share=salt_share, clock=clock)
         self.room = Room(self.evictor, lanes, forest, budget_bytes)
-        self.loader = Loader(memory, self.evictor, rates)
-        self.saver = Saver(memory, self.evictor, page_tokens, clock, ttl_s)
-        self.sharer = Sharer(memory, page_tokens)
-        self.fetcher = Fetcher(memory, self.evictor, self.room, self.saver, self.loader, page_tokens, clock)
+        self.saver = Saver(memory, self.evictor, clock, ttl_s)
+        self.loader = Loader(memory, self.evictor, self.room, self.saver, rates, clock)
+        self.sharer = Sharer(memory, memory.shared) if memory.shared is not None else None
         self.expiry = Expiry(forest, self.evictor, clock, ttl_s)
 
     @property

@@ -1,25 +1,26 @@
 """The evictor: removes the least valuable content from a tier, when room is short there.
 
-Where a tier lies below, content is demoted: device → host → disk. Where none does, or it has no room, content is dropped: a
-leaf loses its tail, or a restore point goes. Making room below may in turn demote or drop something there, and change the
-node that room was made for: then that node is looked at again.
+If there is a tier below, content is demoted: device → host → disk. If not, or if that has no room, content is dropped: a
+leaf loses its tail, or a restore point goes. Making room below may in turn demote or drop content of the node that room was
+made for: then that node is looked at again. But nothing here merges, splits or replaces nodes: a node that still has
+content stays the same object in the same place, so that callers may keep the nodes that they have looked up.
 
 Nothing here waits for the disk. Content that is not written yet is queued for writing and set aside, and other content that
-is written goes first; only if there is none is the least valuable dropped. What was set aside comes back to its place in
-the order when the first eviction after its write begins.
+is written goes first; only if there is none is the least valuable dropped. A candidate that waits comes back to its place
+in the order when the first eviction after its write begins.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from bough.cache.residency.addresses import PathAddresses
 from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, covering_file, is_pending, saved_file
-from bough.cache.residency.order import Candidate, Order
+from bough.cache.residency.node_paths import PathAddresses, has_holes, subtree
+from bough.cache.residency.order import EvictionCandidate, Order
 from bough.cache.residency.policy import (
     LRU,
     EvictionClass,
@@ -28,7 +29,6 @@ from bough.cache.residency.policy import (
     classify_demotion,
     classify_files,
     is_empty_leaf,
-    items_at,
     redundant_point,
     tail_items,
     tail_start,
@@ -37,27 +37,26 @@ from bough.cache.residency.rates import Clock
 from bough.cache.steps import Steps
 from bough.cache.tree.address import DiskFile
 from bough.cache.tree.node import Node
-from bough.cache.tree.state import Item, Kind, Tier
+from bough.cache.tree.state import Item, Tier
 from bough.errors import EngineError
 
 log = logging.getLogger(__name__)
 
 MAX_REFUSED = 256
-"""With so many candidates that could not be evicted, stale ones are forgotten; the next time at twice what is left."""
+"""When this number of candidates could not be evicted, stale ones are forgotten; the next time at twice what is left."""
 
 
 @dataclass
 class EvictionCounts:
-    """Restore points and tokens that were dropped, and bytes that were demoted."""
+    """Restore points and tokens that were dropped, and bytes that were demoted to the host."""
 
     points: int = 0
     tokens: int = 0
     host_bytes: int = 0
-    disk_bytes: int = 0
 
 
 class _Outcome(Enum):
-    """What became of a candidate. A waiting one was set aside until it is written."""
+    """The result for a candidate. A waiting one was set aside until it is written."""
 
     EVICTED = auto()
     WAITING = auto()
@@ -71,46 +70,52 @@ class Evictor:
         self,
         memory: Memory,
         forest: SaltForest,
-        page_tokens: int,
         policy: Policy = LRU,
         *,
         salt_share: float = 1.0,
         clock: Clock | None = None,
     ) -> None:
         self.memory = memory
-        self.page_tokens = page_tokens
         self.counts = EvictionCounts()
-        self.needs_points = any(group.kind is not Kind.FULL for group in memory.groups)
         self.order = Order(policy, by_trie=salt_share < 1)
         self._salt_share = salt_share
         self._forest = forest
         self._clock = clock or Clock()
-        self._refused: list[tuple[Tier, Candidate, int]] = []
+        self._refused: list[tuple[Tier, EvictionCandidate]] = []
         self._refused_limit = MAX_REFUSED
         self._host_bytes = memory.host_budget_bytes
         self._tiers = [Tier.DEVICE] + [Tier.HOST] * bool(self._host_bytes) + [Tier.DISK] * bool(memory.disk)
 
-    @property
-    def _step_tokens(self) -> int:
-        return self.order.policy.step_tokens(self.page_tokens)
-
     def offer(self, trie: SaltTrie, node: Node) -> None:
         """Enter a node into the order of every tier, or enter it again because it has changed."""
         node.stamp += 1
-        trie.note(node)
+        trie.census.note(node)
         for tier in self._tiers:
             kind = self._classify(node, tier)
             if kind is not None:
                 self.order.enter(tier, kind, trie, node)
+
+    def offer_filled(self, trie: SaltTrie, nodes: Iterable[Node]) -> None:
+        """Offer nodes that have got rows; where none is missing any more, there are no holes."""
+        for node in nodes:
+            node.has_holes = node.has_holes and has_holes(trie, node)
+            self.offer(trie, node)
 
     def _classify(self, node: Node, tier: Tier) -> EvictionClass | None:
         if tier is Tier.DISK:
             return classify_files(node)
         if tier is not self._tiers[-1]:
             return classify_demotion(node, tier)
-        if len(self._tiers) > 1 and not any(items_at(node, tier)) and not is_empty_leaf(node):
+        if len(self._tiers) > 1 and not is_empty_leaf(node) and not any(item.tier is tier for item in node.items()):
             return None
-        return classify(node, self._step_tokens, needs_points=self.needs_points)
+        return self._classify_drop(node)
+
+    def _classify_drop(self, node: Node) -> EvictionClass | None:
+        return classify(node, self._step_tokens, needs_points=self.memory.needs_points)
+
+    @property
+    def _step_tokens(self) -> int:
+        return self.order.policy.step_tokens(self.memory.page_tokens)
 
     def evict_one(self, tier: Tier = Tier.DEVICE, trie: SaltTrie | None = None, *, spares_waiting: bool = False) -> bool:
         """Evict the least valuable content of a tier, or of one trie in it; False if nothing may be evicted.
@@ -124,7 +129,7 @@ class Evictor:
             if outcome is _Outcome.EVICTED:
                 return True
             if outcome is _Outcome.REFUSED:
-                self._note_refused(tier, candidate)
+                self._remember_refused(tier, candidate)
         if self._evict_refused(tier, trie):
             return True
         if spares_waiting or len(self._tiers) == 1 or tier is Tier.DISK:
@@ -132,55 +137,53 @@ class Evictor:
         return self._evict_waiting(tier, trie) or self._free_stuck(tier, trie)
 
     def _evict_waiting(self, tier: Tier, trie: SaltTrie | None) -> bool:
-        """When nothing is left that is written: let the least valuable of what waits take the place of waiting content on
-        the host, or else drop it. What can be neither stays set aside until it is written.
+        """When nothing is left that is written: demote the least valuable of what waits, or else drop it.
+
+        On the host it may take the place of other content that waits. A candidate that can be neither demoted nor dropped
+        stays set aside until it is written.
         """
         while (candidate := self.order.take(tier, trie, is_waiting=True)) is not None:
-            if self._demote_to_host(tier, candidate, spares_waiting=False) or self._drop(candidate):
+            if self._demote_to_host(tier, candidate, spares_waiting=False) or self._drop(candidate.trie, candidate.node):
                 return True
         return False
 
-    def _note_refused(self, tier: Tier, candidate: Candidate) -> None:
+    def _remember_refused(self, tier: Tier, candidate: EvictionCandidate) -> None:
         """Remember a candidate that could not be evicted now; those that were offered again since are forgotten."""
         if len(self._refused) >= self._refused_limit:
-            self._refused = [entry for entry in self._refused if entry[1].node.stamp == entry[2]]
+            self._refused = [(tier, candidate) for tier, candidate in self._refused if not candidate.is_stale]
             self._refused_limit = max(MAX_REFUSED, 2 * len(self._refused))
-        self._refused.append((tier, candidate, candidate.node.stamp))
+        self._refused.append((tier, candidate))
 
     def _evict_refused(self, tier: Tier, trie: SaltTrie | None) -> bool:
         """Try again what was taken out of the order before and could not be evicted then."""
         refused, self._refused = self._refused, []
         has_evicted = False
-        for entry in refused:
-            where, candidate, stamp = entry
-            if candidate.node.stamp != stamp:
-                continue  # it has been offered since
-            is_meant = not has_evicted and where is tier and trie in (None, candidate.trie)
+        for refused_tier, candidate in refused:
+            if candidate.is_stale:
+                continue
+            is_meant = not has_evicted and refused_tier is tier and trie in (None, candidate.trie)
             outcome = self._evict(tier, candidate) if is_meant else _Outcome.REFUSED
             if outcome is _Outcome.EVICTED:
                 has_evicted = True
-            elif outcome is _Outcome.REFUSED and candidate.node.stamp == stamp:
-                self._refused.append(entry)
+            elif outcome is _Outcome.REFUSED and not candidate.is_stale:
+                self._refused.append((refused_tier, candidate))
         return has_evicted
 
     def _free_stuck(self, tier: Tier, trie: SaltTrie | None) -> bool:
         """When nothing in the order can be evicted: drop leaves below content that could neither be demoted nor dropped.
 
-        The disk takes nothing, or the tiers below are full of pinned content. A node with children cannot be dropped.
+        The disk takes nothing, or the tiers below are full of held content. A node with children cannot be dropped.
         """
         for each in [trie] if trie else list(self._forest.tries.values()):
             for node in each.walk():
-                if tail_items(node, tier, self.page_tokens, held_to=self._forest.held_to(node), take_kept=True):
-                    leaves = [leaf for leaf in _below(node) if self._is_evictable(leaf)]
+                if self._tail(tier, node, take_kept=True):
+                    leaves = [leaf for leaf in subtree(node) if self._classify_drop(leaf) is not None]
                     oldest = min(leaves, key=self.order.policy.key, default=None)
-                    if oldest is not None and self._drop(Candidate(EvictionClass.TAIL, oldest, each)):
+                    if oldest is not None and self._drop(each, oldest):
                         return True
         return False
 
-    def _is_evictable(self, node: Node) -> bool:
-        return classify(node, self._step_tokens, needs_points=self.needs_points) is not None
-
-    def _evict(self, tier: Tier, candidate: Candidate) -> _Outcome:
+    def _evict(self, tier: Tier, candidate: EvictionCandidate) -> _Outcome:
         if tier is Tier.DISK:
             return self._evict_files(candidate)
         if tier is not self._tiers[-1]:
@@ -188,13 +191,12 @@ class Evictor:
             if outcome is not _Outcome.REFUSED:
                 return outcome
             if not self._demotable(tier, candidate):
-                return outcome  # a lane stands on all that it has there: dropping what lies below would free nothing
-        return _Outcome.EVICTED if self._drop(candidate) else _Outcome.REFUSED
+                return outcome  # a lane stands on all of it: dropping content in tiers below would free nothing
+        return _Outcome.EVICTED if self._drop(candidate.trie, candidate.node) else _Outcome.REFUSED
 
-    def _drop(self, candidate: Candidate) -> bool:
-        """Drop the least valuable part of a node."""
-        node, trie = candidate.node, candidate.trie
-        kind = classify(node, self._step_tokens, needs_points=self.needs_points)
+    def _drop(self, trie: SaltTrie, node: Node) -> bool:
+        """Drop the least valuable part of a node; False if nothing of it may be dropped."""
+        kind = self._classify_drop(node)
         if kind is None:
             return False
         if kind is not EvictionClass.REDUNDANT_POINT:
@@ -208,7 +210,7 @@ class Evictor:
 
     def _trim(self, trie: SaltTrie, leaf: Node, *, take_kept: bool) -> bool:
         end = leaf.end
-        target = tail_start(leaf, self._step_tokens, needs_points=self.needs_points, take_kept=take_kept)
+        target = tail_start(leaf, self._step_tokens, needs_points=self.memory.needs_points, take_kept=take_kept)
         if target >= end:
             return False
         try:
@@ -228,19 +230,19 @@ class Evictor:
         """Remove a leaf, then the parts of its parents that no request can use any more."""
         parent = trie.remove(leaf)
         while self._has_useless_tail(parent):
-            target = max(parent.deepest_point(parent.end) or parent.start, parent.pinned_to)
+            target = max(parent.deepest_point(parent.end) or parent.start, parent.held_here_to)
             self.counts.tokens += parent.end - target
             if target > parent.start:
                 with suppress(EngineError, MemoryError):  # then they stay, unused
                     trie.trim(parent, target)
                 break
             parent = trie.remove(parent)
-        self.settle(trie, parent)
+        self.offer(trie, parent)
         if parent.is_root:
             self.forget_if_empty(trie)
 
     def clear(self, trie: SaltTrie) -> Steps[None]:
-        """Drop everything of a trie that no busy lane stands on. What requests add meanwhile may stay."""
+        """Drop everything of a trie that no busy lane stands on. Content that requests add meanwhile may stay."""
         nodes = []
         for node in trie.walk():
             nodes.append(node)
@@ -258,20 +260,11 @@ class Evictor:
 
     def _has_useless_tail(self, node: Node) -> bool:
         """Whether the node is a leaf whose last rows no restore point needs and no lane stands on."""
-        if not self.needs_points or node.is_root or not node.is_leaf:
+        if not self.memory.needs_points or node.is_root or not node.is_leaf:
             return False
-        return max(node.deepest_point(node.end) or node.start, node.pinned_to) < node.end
+        return max(node.deepest_point(node.end) or node.start, node.held_here_to) < node.end
 
-    def settle(self, trie: SaltTrie, node: Node) -> None:
-        """Merge a node with its only child if both were last used together, and offer what is left."""
-        if not node.is_root and len(node.children) == 1:
-            (child,) = node.children.values()
-            if child.last_used == node.last_used:
-                node.stamp += 1
-                node = trie.merge(node)
-        self.offer(trie, node)
-
-    def _demote(self, tier: Tier, candidate: Candidate) -> _Outcome:
+    def _demote(self, tier: Tier, candidate: EvictionCandidate) -> _Outcome:
         """Move the tail of what a node holds in a tier to the next one that takes it; evicted if something has changed."""
         if self.memory.disk is not None:
             if self._demote_to_host(tier, candidate, spares_waiting=True):
@@ -282,68 +275,64 @@ class Evictor:
         is_changed = self._demote_to_host(tier, candidate, spares_waiting=False)
         return _Outcome.EVICTED if is_changed else _Outcome.REFUSED
 
-    def _demote_to_host(self, tier: Tier, candidate: Candidate, *, spares_waiting: bool) -> bool:
+    def _demote_to_host(self, tier: Tier, candidate: EvictionCandidate, *, spares_waiting: bool) -> bool:
         """Move the tail of what a node holds on the device to the host, and make room there; True if something changed."""
-        node, stamp = candidate.node, candidate.node.stamp
         items = self._demotable(tier, candidate) if tier is Tier.DEVICE and self._host_bytes else []
         if not items:
             return False
         nbytes = sum(item.nbytes for item in items)
         has_room = self.make_host_room(nbytes, candidate.trie, spares_waiting=spares_waiting)
-        return node.stamp != stamp or (has_room and self._to_host(candidate, items, spares_waiting=spares_waiting))
+        return candidate.is_stale or (has_room and self._to_host(candidate, items, spares_waiting=spares_waiting))
 
     def demote_one(self) -> bool:
         """Demote the least valuable content of the device to the host, if that takes it; nothing is dropped."""
         while (candidate := self.order.take(Tier.DEVICE)) is not None:
-            if not self._demotable(Tier.DEVICE, candidate):  # a lane stands on it; it is offered again when that ends
-                continue
-            if self._demote_to_host(Tier.DEVICE, candidate, spares_waiting=True):
-                return True
-            self.offer(candidate.trie, candidate.node)
-            return False
+            if self._demotable(Tier.DEVICE, candidate):  # else a lane stands on it; it is offered again when that ends
+                is_changed = self._demote_to_host(Tier.DEVICE, candidate, spares_waiting=True)
+                if not is_changed:
+                    self.offer(candidate.trie, candidate.node)
+                return is_changed
         return False
 
-    def _demotable(self, tier: Tier, candidate: Candidate) -> list[Item]:
+    def _demotable(self, tier: Tier, candidate: EvictionCandidate) -> list[Item]:
         node = candidate.node
         if candidate.kind is EvictionClass.REDUNDANT_POINT:
             point = redundant_point(node)
             return [state for state in point.states.values() if state.tier is tier] if point else []
-        return self._tail(tier, candidate)
+        return self._tail(tier, node, take_kept=candidate.kind is EvictionClass.KEPT_TAIL)
 
-    def _tail(self, tier: Tier, candidate: Candidate, *, is_saved: bool = False) -> list[Item]:
+    def _tail(self, tier: Tier, node: Node, *, take_kept: bool, is_saved: bool = False) -> list[Item]:
         """The last page of a node with something in a tier that no lane stands on, and that is saved, if asked."""
-        node, take_kept = candidate.node, candidate.kind is EvictionClass.KEPT_TAIL
         return tail_items(
             node,
             tier,
-            self.page_tokens,
+            self.memory.page_tokens,
             held_to=self._forest.held_to(node),
             take_kept=take_kept,
             is_wanted=lambda item: not is_saved or saved_file(item) is not None,
         )
 
-    def _to_host(self, candidate: Candidate, items: list[Item], *, spares_waiting: bool) -> bool:
+    def _to_host(self, candidate: EvictionCandidate, items: list[Item], *, spares_waiting: bool) -> bool:
         """Move items to the host; where the engine has no memory for them, something there is evicted first, once."""
-        memory, node = candidate.trie.memory, candidate.node
+        memory = candidate.trie.memory
         moved = [item.nbytes for item in items if memory.demote_to_host(item)]
         self.counts.host_bytes += sum(moved)
         if not moved:
-            stamp = node.stamp
-            if not self.evict_one(Tier.HOST, spares_waiting=spares_waiting) or node.stamp != stamp:
-                return node.stamp != stamp
+            if not self.evict_one(Tier.HOST, spares_waiting=spares_waiting) or candidate.is_stale:
+                return candidate.is_stale
             moved = [item.nbytes for item in items if memory.demote_to_host(item)]
         if moved:
-            self.offer(candidate.trie, node)
+            self.offer(candidate.trie, candidate.node)
         return bool(moved)
 
     def share_of(self, budget_bytes: int) -> int:
-        """How much of a budget one salt may have."""
+        """The part of a budget that one salt may have."""
         return int(self._salt_share * budget_bytes)
 
     def make_share(
         self, tier: Tier, trie: SaltTrie, nbytes: int, budget_bytes: int, *, spares_waiting: bool = False
     ) -> bool:
-        """Make room for so many bytes in the share of a trie's salt, by evicting its own; False if that cannot be done."""
+        """Make room in the share of a trie's salt, by evicting its own content; False if that cannot be done."""
         share = self.share_of(budget_bytes)
         while self._salt_share < 1 and trie.memory.used_bytes(tier) + nbytes > share:
             if nbytes > share or not self.evict_one(tier, trie, spares_waiting=spares_waiting):
@@ -356,7 +345,7 @@ class Evictor:
         return min(free_share, self._host_bytes - self.memory.used_bytes(Tier.HOST))
 
     def make_host_room(self, nbytes: int, trie: SaltTrie, *, spares_waiting: bool = False) -> bool:
-        """Make room on the host for so many bytes; False if that cannot be done."""
+        """Make room on the host; False if that cannot be done."""
         if not self.make_share(Tier.HOST, trie, nbytes, self._host_bytes, spares_waiting=spares_waiting):
             return False
         while self.memory.used_bytes(Tier.HOST) + nbytes > self._host_bytes:
@@ -364,33 +353,34 @@ class Evictor:
                 return False
         return True
 
-    def _to_disk(self, tier: Tier, candidate: Candidate) -> _Outcome:
-        """Demote what is saved of a node's tail, or else of the rest of it. If nothing is, the tail is queued for writing,
-        ahead of all else, and the node is set aside until it is written.
+    def _to_disk(self, tier: Tier, candidate: EvictionCandidate) -> _Outcome:
+        """Demote the saved items of a node's tail, or else of the rest of it.
+
+        If nothing is, the tail is queued for writing, ahead of all else, and the node is set aside until it is written.
         """
-        node, trie, stamp = candidate.node, candidate.trie, candidate.node.stamp
+        node, trie = candidate.node, candidate.trie
         items = self._demotable(tier, candidate)
-        saved = [item for item in items if saved_file(item) is not None] or self._tail(tier, candidate, is_saved=True)
-        if saved:
+        take_kept = candidate.kind is EvictionClass.KEPT_TAIL
+        saved = [item for item in items if saved_file(item) is not None]
+        if saved := saved or self._tail(tier, node, take_kept=take_kept, is_saved=True):
             return self._demote_saved(candidate, saved)
         files = []
         for item in items:
             files.append(self._queue_write(trie, node, item))
-            if node.stamp != stamp:  # making room on disk has changed the node
+            if candidate.is_stale:  # making room on disk has changed the node
                 return _Outcome.EVICTED
             if saved_file(item) is not None:  # its file was about to be deleted; if it waited, that could be dropped again
                 return self._demote_saved(candidate, [item])
         return self._wait(tier, candidate, [file for file in files if file is not None])
 
-    def _demote_saved(self, candidate: Candidate, saved: Sequence[Item]) -> _Outcome:
+    def _demote_saved(self, candidate: EvictionCandidate, saved: Sequence[Item]) -> _Outcome:
         """Leave these items of a node to the disk, which has them."""
-        self.counts.disk_bytes += sum(item.nbytes for item in saved)
         for item in saved:
             candidate.trie.memory.demote_to_disk(item)
         self.offer(candidate.trie, candidate.node)
         return _Outcome.EVICTED
 
-    def _wait(self, tier: Tier, candidate: Candidate, files: Sequence[DiskFile]) -> _Outcome:
+    def _wait(self, tier: Tier, candidate: EvictionCandidate, files: Sequence[DiskFile]) -> _Outcome:
         """Set a candidate aside until its files are written; refused if there are none."""
         if files:
             self.order.wait(tier, candidate, files)
@@ -412,7 +402,7 @@ class Evictor:
         return None if file.has_failed else file
 
     def make_disk_room(self, nbytes: int, trie: SaltTrie) -> bool:
-        """Make room on disk for so many bytes; False if that cannot be done, or the disk takes nothing now."""
+        """Make room on disk; False if that cannot be done, or the disk takes nothing now."""
         disk = self.memory.disk
         assert disk is not None
         if not disk.can_write or not self.make_share(Tier.DISK, trie, nbytes, disk.budget_bytes):
@@ -422,15 +412,15 @@ class Evictor:
                 return False
         return True
 
-    def _evict_files(self, candidate: Candidate) -> _Outcome:
-        """Evict the tail of what a node has on disk: what is in memory too stays there, else it is dropped.
+    def _evict_files(self, candidate: EvictionCandidate) -> _Outcome:
+        """Evict the tail of a node's files: an item that is in memory too stays there, others are dropped.
 
         Files that are being written stay: two items would push each other's out, and neither would ever be saved.
         """
         node, trie = candidate.node, candidate.trie
         items = sorted((item for item in node.items() if item.files), key=lambda item: item.span[1])
         is_dropped = items[-1].tier is Tier.DISK if items else is_empty_leaf(node)
-        if is_dropped and self._drop(candidate):
+        if is_dropped and self._drop(trie, node):
             return _Outcome.EVICTED
         in_memory = [item for item in items if item.tier is not Tier.DISK]
         written = [item for item in in_memory if not any(is_pending(file) for file in item.files)]
@@ -439,11 +429,3 @@ class Evictor:
         trie.memory.drop_files(written[-1])
         self.offer(trie, node)
         return _Outcome.EVICTED
-
-
-def _below(node: Node) -> Iterator[Node]:
-    """A node and all nodes below it."""
-    stack = [node]
-    while stack:
-        yield (each := stack.pop())
-        stack.extend(each.children.values())

@@ -1,91 +1,63 @@
-"""Fetching: a prompt whose whole pages go on beyond what the tree holds is looked for in the store that machines share.
+"""Fetching: the pages of a prompt that the tree does not hold are looked for in the store that machines share.
 
 The store's threads read and check, a few objects ahead; the engine's thread puts what has arrived into the tree between two
 steps, page by page from the root on. A model that needs restore points reads the lists of these first, chooses one, and
 then reads the rows up to it and what it needs. Then the request is planned as always, with what is in the tree.
 
-Whatever is missing, damaged or too slow ends the fetch with what has come so far. It waits no longer than a load from disk
-would: at most a tenth of what computing takes, unless what has come makes up for it.
+An object that is missing, damaged or too slow ends the fetch with what has come so far. It waits no longer than a load from
+disk would, except that the store may not have what is asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bough.cache.residency.evictor import Evictor
-from bough.cache.residency.loading import LEAST_WAIT_S, STALLED_S, TAKE_S, WASTE, Loader
-from bough.cache.residency.memory import Memory, SaltTrie
-from bough.cache.residency.placing import Parts, Placer, Shortage
-from bough.cache.residency.rates import Clock
-from bough.cache.residency.room import Room
-from bough.cache.residency.saving import Saver
+from bough.cache.residency.loading import Loader, TierLoad
+from bough.cache.residency.memory import SaltTrie
+from bough.cache.residency.node_paths import node_at
+from bough.cache.residency.placing import Placer
 from bough.cache.store import SharedStore, StorePath
 from bough.cache.store.format import ListedPoint, Object, read_points
 from bough.cache.tree.address import Address
-from bough.cache.tree.node import Pin, Reason
-from bough.cache.tree.plan import Live, deepest, plan, tree_reach
-from bough.cache.tree.state import Kind, Tier
+from bough.cache.tree.node import Hold, Reason
+from bough.cache.tree.plan import LiveRows, deepest, plan, tree_reach
+from bough.cache.tree.state import Tier
 from bough.cache.tree.tokens import cut, num_tokens
 from bough.cache.tree.trie import Match
 
 AHEAD = 8
-"""So many objects are read ahead, once the first has been found."""
+"""How many objects are read ahead, once the first has been found."""
 
 TELLING_S = 1.0
-"""A store from which nothing came for so long is slow; before, it may just have nothing."""
+"""A store from which nothing came for this time is slow; before, it may just have nothing."""
 
 
-UNKNOWN_S = 2.0
-"""So long it is waited for a first answer as long as it is not known what computing takes: a store may hang."""
+def open_fetch(
+    loader: Loader, shared: SharedStore, trie: SaltTrie, salt: str, prompt: bytes, found: Match, without: int
+) -> Fetch | None:
+    """A fetch for a prompt of which `found` is in the tree, and which can stand at `without` as it is.
 
-
-class Fetcher:
-    """Decides what is worth looking for; a `Fetch` does it for one request. Without a shared store nothing is."""
-
-    def __init__(
-        self, memory: Memory, evictor: Evictor, room: Room, saver: Saver, loader: Loader, page_tokens: int, clock: Clock
-    ) -> None:
-        self.memory, self.loader, self.page_tokens = memory, loader, page_tokens
-        self.full = [group for group in memory.groups if group.kind is Kind.FULL]
-        self.parts = Parts(memory, evictor, room, saver, loader, page_tokens, clock, self.full)
-        self.needs_points = len(self.full) < len(memory.groups)
-        self.row_bytes = sum(group.bytes_per_token for group in self.full)
-
-    def open(self, trie: SaltTrie, salt: str, prompt: bytes, found: Match, without: int) -> Fetch | None:
-        """A fetch for a prompt of which `found` is in the tree, and which can stand at `without` as it is.
-
-        None if nothing is worth looking for: there is no whole page more, it was looked for a moment ago, the store does
-        not answer, or computing is quicker by what was measured.
-        """
-        shared, size = self.memory.shared, self.page_tokens
-        end = num_tokens(prompt) // size * size
-        if shared is None or not shared.is_available or end - without < max(1, size // 2):
-            return None
-        path = shared.path(salt)
-        path.add(cut(prompt, 0, end))
-        reaches = [tree_reach(group, found.path, found.length) for group in self.full]
-        first = deepest(reaches, min(end, found.length)) // size if self.full else path.num_pages
-        fetch = Fetch(self, shared, trie, prompt, path, first, without)
-        return None if fetch.is_done or shared.is_missing(fetch.first_address) else fetch
-
-    def load_s(self, nbytes: int) -> float:
-        """What fetching so many bytes takes; 0 if that is not known."""
-        return nbytes * self.loader.rates.byte_s(Tier.STORE)
-
-    def point_bytes(self, offset: int) -> int:
-        """What a restore point needs beside rows of full attention."""
-        return sum(group.needed_bytes(offset) for group in self.memory.groups if group.kind is not Kind.FULL)
-
-
-class Fetch:
-    """Brings what the store has of one prompt into the tree. The owner closes it, however it ends.
-
-    From `start` on it moves a pin along with what has come.
+    None if it would be useless: the store does not answer; there is no further whole page, or it was looked for a moment
+    ago; or computing is quicker by what was measured.
     """
+    size, full = loader.memory.page_tokens, loader.memory.full
+    end = num_tokens(prompt) // size * size
+    if not shared.is_available or end - without < max(1, size // 2):
+        return None
+    path = shared.path(salt)
+    path.add(cut(prompt, 0, end))
+    reaches = [tree_reach(group, found.path, found.length) for group in full]
+    first = deepest(reaches, min(end, found.length)) // size if full else path.num_pages
+    fetch = Fetch(loader, shared, trie, prompt, path, first, without)
+    return None if fetch.is_done or shared.is_missing(fetch.first_address) else fetch
+
+
+class Fetch(TierLoad[Address, Object]):
+    """Brings what the store has of one prompt into the tree. From `start` on it moves a hold along with what has come."""
 
     def __init__(
         self,
-        fetcher: Fetcher,
+        loader: Loader,
         shared: SharedStore,
         trie: SaltTrie,
         prompt: bytes,
@@ -93,74 +65,60 @@ class Fetch:
         first: int,
         without: int,
     ) -> None:
-        self.nbytes = 0  # what has come into the tree
+        super().__init__(loader, trie, shared.reader, num_tokens(prompt))
         self.is_done = False
-        self._fetcher, self._shared, self._trie = fetcher, shared, trie
-        self._prompt, self._path, self._without = prompt, path, without
-        self._total = num_tokens(prompt)
-        self._reads = shared.reader.open_list()
+        self._page_tokens = loader.memory.page_tokens
+        self._shared, self._prompt, self._path, self._without = shared, prompt, path, without
         self._placer: Placer | None = None  # from `start` on
         self._next, self._end = first, path.num_pages  # pages whose rows are wanted
-        self._next_list = without // fetcher.page_tokens  # the next page whose list of points is wanted
-        self._listed: list[ListedPoint] | None = [] if fetcher.needs_points else None  # None when one was chosen
+        self._next_list = without // self._page_tokens  # the next page whose list of points is wanted
+        self._listed: list[ListedPoint] | None = [] if self._memory.needs_points else None  # None when one was chosen
         self._point: ListedPoint | None = None
         self._rest: list[ListedPoint] = []  # those that are chosen from if that one cannot be had
         self._version = trie.version
         self._has_found = False
-        self._started_s = self._arrived_s = self._alive_s = fetcher.loader.clock()
-        self._seen_bytes = shared.reader.progress().num_bytes
-        if not fetcher.needs_points:
+        if not self._memory.needs_points:
             self._choose_end()
 
     @property
     def first_address(self) -> Address:
-        """What is looked for first: if the store lacks it, it lacks all."""
+        """The object that is looked for first: if the store lacks it, it lacks all."""
         return self._path.rows(self._next) if self._listed is None else self._path.points(self._next_list)
 
-    @property
-    def load_s(self) -> float:
-        """From the beginning until the last object came."""
-        return self._arrived_s - self._started_s if self.nbytes else 0.0
-
-    def start(self, pin: Pin, shortage: Shortage) -> None:
-        """Begin to look. `pin` holds what the tree has of the prompt."""
-        self._placer = Placer(self._fetcher.parts, self._trie, self._prompt, pin, shortage)
-        self._fetcher.loader.loads.add(self._placer)
+    def start(self, hold: Hold) -> None:
+        """Begin to look. `hold` protects what the tree has of the prompt."""
+        self._placer = Placer(self._loader, self, self._trie, self._prompt, hold)
+        self._loader.loads.add(self)
 
     def advance(self) -> bool:
         """Put what has arrived into the tree, for a limited time; returns whether the fetch has ended. Never waits."""
-        clock = self._fetcher.loader.clock
-        until_s = clock() + TAKE_S
+        until_s = self._take_until()
         if not self.is_done:
             self._skip_held()
-        while not self.is_done and self._take_next() and clock() <= until_s:
+        while not self.is_done and self._take_next() and self._loader.clock() <= until_s:
             pass
         if not self.is_done:
             self._want()
-        if not self.is_done and not self._is_worth_waiting():
+        if not self.is_done and not self._should_wait():
             self._give_up()
         return self.is_done
 
     def close(self) -> None:
-        """Want nothing any more. What has come stays in the tree. A second call does nothing."""
         self.is_done = True
-        self._reads.close()
-        if self._placer is not None:
-            self._placer.reserve(0)
-            self._fetcher.loader.loads.discard(self._placer)
+        super().close()
 
     def _finish(self) -> None:
         """All is there that can be had: learn the store's rate."""
         if self.nbytes:
-            self._fetcher.loader.rates.note_load(Tier.STORE, self.nbytes, self.load_s)
+            self._loader.rates.note_load(Tier.STORE, self.nbytes, self.load_s)
         self.close()
 
     def _give_up(self) -> None:
-        """Wait no longer; learn that the store is slow, if this was long enough to tell.
+        """Wait no longer; learn that the store is slow, if this took long enough.
 
-        What is the first thing that is asked for may take longer, for the sake of the connection: it tells nothing.
+        The very first request to a store may take longer, because it opens the connection: nothing is learned from it.
         """
-        loader = self._fetcher.loader
+        loader = self._loader
         loader.counts.slow_loads += 1
         elapsed_s = loader.clock() - self._started_s
         is_first = loader.rates.prefill_s(0, self._total) is None
@@ -174,7 +132,7 @@ class Fetch:
 
     def _choose_end(self) -> None:
         """Without restore points: the page up to which fetching is quicker than computing."""
-        size, rates = self._fetcher.page_tokens, self._fetcher.loader.rates
+        size, rates = self._page_tokens, self._loader.rates
         if self._next >= self._end:
             self.is_done = True
         elif rates.prefill_s(0, self._total) is not None and rates.byte_s(Tier.STORE):
@@ -182,24 +140,25 @@ class Fetch:
             self._end, self.is_done = best, best == self._next
 
     def _seconds(self, offset: int, point_bytes: int) -> float:
-        """What it takes to fetch up to an offset, and to compute the rest."""
-        fetcher, size = self._fetcher, self._fetcher.page_tokens
+        """Seconds to fetch up to an offset, and to compute the rest."""
+        rates, size = self._loader.rates, self._page_tokens
         num_pages = max(0, -(-offset // size) - self._next)
-        left_s = fetcher.loader.rates.prefill_s(max(self._without, min(offset, self._total)), self._total)
-        return fetcher.load_s(num_pages * size * fetcher.row_bytes + point_bytes) + (left_s or 0.0)
+        nbytes = num_pages * size * self._memory.row_bytes + point_bytes
+        left_s = rates.prefill_s(max(self._without, min(offset, self._total)), self._total)
+        return nbytes * rates.byte_s(Tier.STORE) + (left_s or 0.0)
 
     def _choose_point(self, listed: Sequence[ListedPoint]) -> None:
         """The restore point from which the prompt's end is reached soonest; the fetch ends if there is none."""
-        fetcher, self._listed = self._fetcher, None
+        self._listed = None
         points = [each for each in listed if self._without < each.offset < self._total and each.reason in set(Reason)]
-        seconds = {each: self._seconds(each.offset, fetcher.point_bytes(each.offset)) for each in points}
+        seconds = {each: self._seconds(each.offset, self._memory.point_bytes(each.offset)) for each in points}
         best = min(points, key=lambda each: (seconds[each], -each.offset), default=None)
         if best is None or seconds[best] > self._seconds(self._without, 0):
             self._finish()
             return
         self._point = best
         self._rest = [each for each in points if each.offset < best.offset]
-        self._end = max(self._next, -(-best.offset // fetcher.page_tokens)) if fetcher.full else self._next
+        self._end = max(self._next, -(-best.offset // self._page_tokens)) if self._memory.full else self._next
 
     def _shorten(self) -> None:
         """Rows are missing from page `_next` on: end, or choose a restore point before it."""
@@ -207,7 +166,7 @@ class Fetch:
         if self._point is None:
             self._finish()
         else:
-            border = self._next * self._fetcher.page_tokens
+            border = self._next * self._page_tokens
             self._choose_point([each for each in self._rest if each.offset <= border])
 
     def _want(self) -> None:
@@ -219,9 +178,9 @@ class Fetch:
             return
         wanted = [] if self._point is None else [path.point(self._point.offset)]
         last = min(self._next + ahead, self._end)
-        if self._has_found and not self._make_room(last):
+        if self._has_found and not self.make_room(self._left_bytes(last)):
             last = min(last, self._next + 1)
-            if not self._make_room(last):
+            if not self.make_room(self._left_bytes(last)):
                 self._finish()
                 return
         self._reads.want(wanted + [path.rows(page) for page in range(self._next, last)])
@@ -231,63 +190,48 @@ class Fetch:
         assert self._placer is not None
         return self._placer
 
-    def _make_room(self, last: int) -> bool:
-        """Reserve room for the rows up to a page, and for the restore point that was chosen."""
-        return self._placing.make_room(self._left_bytes(last))
-
     def _left_bytes(self, last: int) -> int:
-        """What the rows up to a page, and the restore point that was chosen, will take where they go."""
+        """The memory that the rows up to a page, and the restore point that was chosen, will take where they go."""
         placer = self._placing
         point_bytes = 0 if self._point is None else placer.point_bytes(self._point.offset)
         return placer.page_bytes() * (last - self._next) + point_bytes
 
     def _skip_held(self) -> None:
-        """Want nothing that has come into the tree meanwhile, for another request."""
+        """Skip what has come into the tree meanwhile, for another request."""
         if self._trie.version == self._version:
             return
-        self._version, size = self._trie.version, self._fetcher.page_tokens
-        match, groups = self._placing.match(self._path.num_pages * size), self._fetcher.memory.groups
-        reaches = [tree_reach(group, match.path, match.length) for group in self._fetcher.full]
+        self._version, size = self._trie.version, self._page_tokens
+        match, groups = self._placing.match(self._path.num_pages * size), self._memory.groups
+        reaches = [tree_reach(group, match.path, match.length) for group in self._memory.full]
         held = min(deepest(reaches, match.length) // size, self._end) if reaches else 0
         if held > self._next:
             self._next = held
-            self._placing.hold(next(node for node in match.path if node.start < held * size <= node.end), held * size)
-        offset = plan(groups, match.path, match.length, Live.nothing(groups), self._total - 1)
+            self._placing.hold(node_at(match.node, held * size), held * size)
+        offset = plan(groups, match.path, match.length, LiveRows.nothing(groups), self._total - 1)
         if self._point is not None and offset >= self._point.offset:
             self._finish()
 
     # Waiting
 
-    def _is_worth_waiting(self) -> bool:
-        rates, now = self._fetcher.loader.rates, self._fetcher.loader.clock()
-        if (seen := self._shared.reader.progress().num_bytes) != self._seen_bytes:
-            self._seen_bytes, self._alive_s = seen, now
-        if now - self._alive_s > STALLED_S or self._shared.health.is_backing_off:
+    def _should_wait(self) -> bool:
+        if self._shared.health.is_backing_off:
             return False
-        elapsed_s, reached = now - self._started_s, self._reached
-        compute_s, won_s = rates.prefill_s(self._without, self._total), rates.prefill_s(self._without, reached)
-        left_s = rates.prefill_s(reached, max(reached, self._target))
-        if compute_s is None or won_s is None or left_s is None:
-            return self._has_found or elapsed_s <= UNKNOWN_S
-        if elapsed_s <= LEAST_WAIT_S:
-            return True
-        if elapsed_s > WASTE * compute_s + won_s:
-            return False
-        return not self.nbytes or self._left_bytes(self._end) * elapsed_s / self.nbytes <= left_s
+        left_bytes = self._left_bytes(self._end)
+        return self._is_worth_waiting(self._reached, self._target, left_bytes, self.nbytes, is_sure=self._has_found)
 
     @property
     def _reached(self) -> int:
         """How deep a lane could stand with what has come."""
-        if self._fetcher.needs_points:
+        if self._memory.needs_points:
             return self._without
-        return max(self._without, min(self._next * self._fetcher.page_tokens, self._total))
+        return max(self._without, min(self._next * self._page_tokens, self._total))
 
     @property
     def _target(self) -> int:
         """How deep a lane could stand with what is wanted."""
         if self._point is not None:
             return self._point.offset
-        return min(self._end * self._fetcher.page_tokens, self._total)
+        return min(self._end * self._page_tokens, self._total)
 
     # What has come
 
@@ -326,7 +270,7 @@ class Fetch:
             self._shorten()
             return True
         if is_new:
-            self._note_arrived(found)
+            self._note_taken(found)
         self._has_found = True
         self._next += 1
         return True
@@ -338,11 +282,10 @@ class Fetch:
         if read.content is None or not self._placing.place_point(point, read.content):
             self._choose_point(self._rest)
         else:
-            self._note_arrived(read.content)
+            self._note_taken(read.content)
             self._finish()
         return True
 
-    def _note_arrived(self, found: Object) -> None:
-        self._arrived_s = self._fetcher.loader.clock()
-        self.nbytes += found.nbytes
+    def _note_taken(self, found: Object) -> None:
+        self._note_arrived(found.nbytes)
         self._shared.note_loaded(found.nbytes)

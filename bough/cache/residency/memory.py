@@ -1,10 +1,9 @@
 """Memory: what the tree holds in each tier, counted, and how content moves between tiers.
 
-`Memory` has the totals; each trie has an `Account` in it. An account stands between its trie and the engine's page store:
-the trie cuts, joins and releases through it, so that no byte escapes the count. A page on disk has no content here; it is
-cut without being read, because the halves share the file.
+`Memory` has the totals; each trie has an `Account` in it, through which it cuts, joins and releases pages, so that every
+byte is counted. A page on disk has no content here; it is cut without being read, because the halves share the file.
 
-On the device, a page in a block counts by its block: once, however many pages of the trie lie in it. All pages of a block
+On the device, a page in a block counts by its block: once, however many pages of the trie are in it. All pages of a block
 belong to one trie, because lanes never take rows from one salt to another. Everything else counts by its own bytes.
 """
 
@@ -21,7 +20,20 @@ from bough.cache.store import SharedStore
 from bough.cache.tree.address import Address, DiskFile
 from bough.cache.tree.forest import Forest
 from bough.cache.tree.node import Point
-from bough.cache.tree.state import Block, Buffer, ContentStore, Group, Item, Kind, Page, PageStore, Range, State, Tier
+from bough.cache.tree.state import (
+    PAGE_TOKENS,
+    Block,
+    Buffer,
+    ContentStore,
+    Group,
+    Item,
+    Kind,
+    Page,
+    PageStore,
+    Range,
+    State,
+    Tier,
+)
 from bough.cache.tree.trie import Trie
 from bough.errors import EngineError
 
@@ -30,7 +42,7 @@ Held = TypeVar("Held", Page, State)
 
 @dataclass(frozen=True)
 class Tiers:
-    """What lies below the device: an engine that can move content, host memory (0: none), a disk, and a shared store.
+    """The tiers below the device: an engine that can move content, host memory (0: none), a disk, and a shared store.
 
     `problem` says why there is no disk although one was wanted, `shared_problem` the same of the shared store.
     """
@@ -46,36 +58,45 @@ class Tiers:
     def has_host(self) -> bool:
         return self.host_bytes > 0 and self.store.has_host
 
-    @property
-    def load_tier(self) -> Tier:
-        """Where content goes that is read from disk; a lane adopts it from there."""
-        return Tier.HOST if self.has_host else Tier.DEVICE
-
 
 class Memory:
-    """The bytes of all tries, by tier, and the stores that hold them.
+    """The bytes of all tries, by tier, the stores that hold them, and the groups of the model by their kind.
 
-    `disk` and `shared`, the store that machines share, are None without one, and after close.
-
-    `reserved_bytes` are promised to what is being read from disk; they count as used from the moment of the promise.
+    `row_bytes` is for one token, with full attention alone; other groups need restore points (`needs_points`).
+    `disk` and `shared`, the store that machines share, are None without one, and after close. `host_budget_bytes` is 0
+    where there is no host tier. Content that is read goes to `load_tier`, from where a lane adopts it. `reserved_bytes` are
+    promised to what is being read; they count as used from the moment of the promise.
     """
 
-    def __init__(self, store: PageStore, tiers: Tiers | None = None) -> None:
+    def __init__(self, store: PageStore, tiers: Tiers | None = None, page_tokens: int = PAGE_TOKENS) -> None:
         self.groups: Sequence[Group] = store.groups
+        self.full = [group for group in store.groups if group.kind is Kind.FULL]
+        self.windows = [group for group in store.groups if group.kind is Kind.WINDOW]
+        self.recurrent = [group for group in store.groups if group.kind is Kind.RECURRENT]
+        self.row_bytes = sum(group.bytes_per_token for group in self.full)
+        self.needs_points = len(self.full) < len(store.groups)
+        self.page_tokens = page_tokens
         self.store = store
         self.tiers = tiers
         self.disk = tiers.disk if tiers else None
         self.shared = tiers.shared if tiers else None
+        self.host_budget_bytes = tiers.host_bytes if tiers and tiers.has_host else 0
+        self.load_tier = Tier.HOST if self.host_budget_bytes else Tier.DEVICE
         self.num_bytes = dict.fromkeys(Tier, 0)
         self.reserved_bytes = dict.fromkeys(Tier, 0)
 
     def open_account(self) -> Account:
-        """Memory for one trie."""
         return Account(self)
 
     def root_id(self, salt: str) -> bytes:
-        """What stands for a salt on disk; nothing without one."""
+        """The id of a salt on disk; empty without a disk."""
         return b"" if self.disk is None else self.disk.root(salt)
+
+    @property
+    def content(self) -> ContentStore:
+        """The engine's store, where it can move content between tiers."""
+        assert self.tiers is not None
+        return self.tiers.store
 
     @property
     def tree_bytes(self) -> int:
@@ -91,25 +112,24 @@ class Memory:
         """Bytes of the tree in a tier, and those that are promised to what is being read."""
         return self.num_bytes[tier] + self.reserved_bytes[tier]
 
-    @property
-    def has_host(self) -> bool:
-        return self.tiers is not None and self.tiers.has_host
+    def point_bytes(self, offset: int) -> int:
+        """The most that a restore point at `offset` takes, beside the rows of full attention."""
+        return sum(group.needed_bytes(offset) for group in (*self.windows, *self.recurrent))
 
-    @property
-    def host_budget_bytes(self) -> int:
-        """What the host may hold; 0 where there is no host tier."""
-        return self.tiers.host_bytes if self.tiers is not None and self.tiers.has_host else 0
+    def load_bytes(self, item: Item) -> int:
+        """The memory that an item will take in `load_tier`: on the device perhaps a whole block."""
+        return item.content_bytes if self.load_tier is Tier.HOST else self.store.device_bytes(item)
 
     def file_bytes(self, items: Iterable[Item]) -> int:
         """The most that the files of these items would take on disk."""
-        assert self.disk is not None and self.tiers is not None
-        disk, store = self.disk, self.tiers.store
-        return sum(disk.file_bytes(store.packed_bytes(item), self._address_tokens(disk, item)) for item in items)
+        assert self.disk is not None
+        disk, content = self.disk, self.content
+        return sum(disk.file_bytes(content.packed_bytes(item), self._address_tokens(item)) for item in items)
 
-    def _address_tokens(self, disk: Disk, item: Item) -> int:
-        """How many tokens the address of an item tells: from the last page border on, or all without full attention."""
+    def _address_tokens(self, item: Item) -> int:
+        """How many tokens the address of an item has: from the last page border on, or all without full attention."""
         end = item.span[1]
-        return (end - 1) % disk.page_tokens + 1 if any(group.kind is Kind.FULL for group in self.groups) else end
+        return (end - 1) % self.page_tokens + 1 if self.full else end
 
     def detach_disk(self, items: Iterable[Item]) -> None:
         """Forget the disk and the shared store; what was written there stays there."""
@@ -133,15 +153,15 @@ class Memory:
         assert self.disk is None or self.disk.claimed_bytes <= self.disk.budget_bytes
 
 
-class _Place(NamedTuple):
-    """Where an item lies, and what it takes there."""
+class _Footprint(NamedTuple):
+    """The tier of an item, and the memory that it takes there."""
 
     tier: Tier
     nbytes: int
     block: Block | None
 
     @classmethod
-    def of(cls, item: Item) -> _Place:
+    def of(cls, item: Item) -> _Footprint:
         return cls(item.tier, item.nbytes, item.block if isinstance(item, Page) else None)
 
 
@@ -155,23 +175,23 @@ class Account:
         self._memory = memory
         self._store = memory.store
         self._saving: deque[Item] = deque()  # items with a newer file queued, in the order of writing
-        self._pages_in: Counter[Block] = Counter()  # how many pages of this trie lie in each block
+        self._pages_in: Counter[Block] = Counter()  # how many pages of this trie are in each block
 
     def _count(self, tier: Tier, nbytes: int) -> None:
         self.num_bytes[tier] += nbytes
         self._memory.num_bytes[tier] += nbytes
 
-    def _count_in(self, place: _Place) -> None:
+    def _count_in(self, footprint: _Footprint) -> None:
         """Count an item that has come to this trie, or to another tier."""
-        tier, nbytes, block = place
+        tier, nbytes, block = footprint
         if block is not None:
             nbytes = 0 if self._pages_in[block] else block.nbytes
             self._pages_in[block] += 1
         self._count(tier, nbytes)
 
-    def _count_out(self, place: _Place) -> None:
-        """Count an item no longer that was there."""
-        tier, nbytes, block = place
+    def _count_out(self, footprint: _Footprint) -> None:
+        """Stop counting an item that was there."""
+        tier, nbytes, block = footprint
         if block is not None:
             self._pages_in[block] -= 1
             nbytes = 0 if self._pages_in[block] else block.nbytes
@@ -184,7 +204,7 @@ class Account:
         return block in self._pages_in
 
     def reserve(self, tier: Tier, nbytes: int) -> None:
-        """Promise so many bytes more to what is being read for this trie; fewer, if negative."""
+        """Promise more bytes to what is being read for this trie; fewer, if negative."""
         self.reserved_bytes[tier] += nbytes
         self._memory.reserved_bytes[tier] += nbytes
 
@@ -193,9 +213,9 @@ class Account:
         return self.num_bytes[tier] + self.reserved_bytes[tier]
 
     def add(self, item: Held) -> Held:
-        """Count a page or state that a lane has just handed to the tree."""
+        """Count a page or state that has just come to the tree."""
         if item.tier is not Tier.DISK:
-            self._count_in(_Place.of(item))
+            self._count_in(_Footprint.of(item))
         return item
 
     def device_bytes(self, item: Item) -> int:
@@ -204,14 +224,15 @@ class Account:
     def cut(self, page: Page, at: int) -> tuple[Page, Page]:
         self.cancel_writes(page)
         if page.tier is Tier.DISK:
-            left, right = _on_disk(page, page.start, at), _on_disk(page, at, page.end)
+            left, right = empty_page(page.group, page.start, at), empty_page(page.group, at, page.end)
         else:
-            before = _Place.of(page)
+            before = _Footprint.of(page)
             left, right = self._store.cut(page, at)
             self._count_out(before)
         for half in (left, right):
             self.add(half)
-            half.files = {file: _common(held, half.span) for file, held in page.files.items() if _overlap(held, half.span)}
+            shared = {file: _intersect(held, half.span) for file, held in page.files.items()}
+            half.files = {file: (low, high) for file, (low, high) in shared.items() if low < high}
         for file in page.files:
             file.num_users += (file in left.files) + (file in right.files) - 1
         page.files = {}
@@ -223,10 +244,10 @@ class Account:
     def join(self, left: Page, right: Page) -> Page:
         self.cancel_writes(left)
         self.cancel_writes(right)
-        before = _Place.of(left), _Place.of(right)
+        before = _Footprint.of(left), _Footprint.of(right)
         joined = self._store.join(left, right)
-        for place in before:
-            self._count_out(place)
+        for footprint in before:
+            self._count_out(footprint)
         joined.files = left.files | right.files
         for file in left.files.keys() & right.files.keys():
             joined.files[file] = (left.files[file][0], right.files[file][1])
@@ -251,7 +272,7 @@ class Account:
     def release(self, item: Item) -> None:
         """Release an item: its memory and its files."""
         if item.tier is not Tier.DISK:
-            self._count_out(_Place.of(item))
+            self._count_out(_Footprint.of(item))
             self._store.release(item)
         self.drop_files(item)
 
@@ -261,28 +282,26 @@ class Account:
             self._memory.disk.drop_point(point.indexed.address)
 
     def drop_files(self, item: Item) -> None:
-        """Drop the files of an item."""
         for file in item.files:
             self._drop(file)
         item.files = {}
 
     def demote_to_host(self, item: Item) -> bool:
         """Move an item from the device to the host; False if the engine has no memory for it there."""
-        tiers = self._memory.tiers
-        assert tiers is not None and item.tier is Tier.DEVICE
-        before = _Place.of(item)
+        assert item.tier is Tier.DEVICE
+        before = _Footprint.of(item)
         try:
-            tiers.store.to_host(item)
+            self._memory.content.to_host(item)
         except (EngineError, MemoryError):
             return False
         self._count_out(before)
-        self._count_in(_Place.of(item))
+        self._count_in(_Footprint.of(item))
         return True
 
     def demote_to_disk(self, item: Item) -> None:
         """Release the memory of an item whose content is in a saved file."""
         assert saved_file(item) is not None and item.tier is not Tier.DISK
-        self._count_out(_Place.of(item))
+        self._count_out(_Footprint.of(item))
         self._store.release(item)
         item.tier, item.nbytes = Tier.DISK, 0
         if isinstance(item, Page):
@@ -292,9 +311,9 @@ class Account:
 
     def save(self, item: Item, address: Address, last_used: float) -> DiskFile:
         """Queue a write of an item to disk; its older files stay until that is done."""
-        disk, tiers = self._memory.disk, self._memory.tiers
-        assert disk is not None and tiers is not None
-        file = disk.put(address, partial(tiers.store.pack, item), tiers.store.packed_bytes(item), last_used=last_used)
+        disk, content = self._memory.disk, self._memory.content
+        assert disk is not None
+        file = disk.put(address, partial(content.pack, item), content.packed_bytes(item), last_used=last_used)
         if file in item.files:  # the same rows were saved before
             self._drop(file)
         elif not file.has_failed and file.num_users == 1:  # else it is counted already
@@ -305,7 +324,7 @@ class Account:
         return file
 
     def count_file(self, file: DiskFile) -> None:
-        """Count a file that an earlier run left on disk."""
+        """Count a file that the disk has already, and that the trie uses from now on."""
         self._count(Tier.DISK, file.nbytes)
 
     def drop_replaced(self) -> None:
@@ -316,8 +335,8 @@ class Account:
     def drop_useless(self, item: Item) -> None:
         """Drop the files of an item that failed, and those that a better saved one makes useless.
 
-        The best file holds just these rows; the next best holds others too. What lies on disk alone, and was lost there,
-        keeps its failed files: it is found to be a miss when it is wanted.
+        The best file holds just these rows; the next best holds others too. An item that is on disk alone, and was lost
+        there, keeps its failed files: it is found to be a miss when it is read.
         """
         best = own_file(item, saved=True) or saved_file(item)
         if best is None and item.tier is Tier.DISK:
@@ -340,54 +359,49 @@ class Account:
         Raises ValueError if the content does not fit, EngineError or MemoryError if there is no memory; the given item is
         then as it was, else it is void.
         """
-        tiers = self._memory.tiers
-        assert tiers is not None and item.tier is Tier.DISK
-        store, tier = tiers.store, tiers.load_tier
+        assert item.tier is Tier.DISK
+        fresh: Item
         if isinstance(item, State):
-            state = self.add(store.unpack_state(item.group, item.offset, data, tier))
-            self.hand_over(item, state)
-            return state
-        page = store.unpack_page(item.group, file.address.start, file.address.end, data, tier)
-        for at in (item.start, item.end):
-            page = self._cut_to(page, at, item)
-        self.hand_over(item, self.add(page))
-        return page
+            fresh = self.unpack_state(item.group, item.offset, data)
+        else:
+            fresh = self.unpack_rows(item.group, (file.address.start, file.address.end), data, item.span)
+        self.hand_over(item, fresh)
+        return fresh
 
     def unpack_rows(self, group: Group, held: Range, data: Buffer, wanted: Range) -> Page:
         """A new page with the wanted rows of those that are packed in `data`; raises as `load` does."""
-        tiers = self._memory.tiers
-        assert tiers is not None
-        page = tiers.store.unpack_page(group, *held, data, tiers.load_tier)
-        target = Page(group, *wanted, None, 0)
-        for at in wanted:
-            page = self._cut_to(page, at, target)
-        return self.add(page)
+        page = self._memory.content.unpack_page(group, *held, data, self._memory.load_tier)
+        page = self._keep_side(page, wanted[0], is_left=False)
+        return self.add(self._keep_side(page, wanted[1], is_left=True))
 
     def unpack_state(self, group: Group, offset: int, data: Buffer) -> State:
         """A new state of what is packed in `data`; raises as `load` does."""
-        tiers = self._memory.tiers
-        assert tiers is not None
-        return self.add(tiers.store.unpack_state(group, offset, data, tiers.load_tier))
+        return self.add(self._memory.content.unpack_state(group, offset, data, self._memory.load_tier))
 
-    def _cut_to(self, page: Page, at: int, wanted: Page) -> Page:
-        """The side of `at` of a fresh page that is wanted; the rest is released, and all of it if cutting fails."""
+    def _keep_side(self, page: Page, at: int, *, is_left: bool) -> Page:
+        """One side of `at` of a fresh page; the rest is released, and all of it if cutting fails."""
         if not page.start < at < page.end:
             return page
         try:
-            halves = self._store.cut(page, at)
+            left, right = self._store.cut(page, at)
         except BaseException:
             self._store.release(page)
             raise
-        kept, rest = halves if wanted.start < at else halves[::-1]
+        kept, rest = (left, right) if is_left else (right, left)
         self._store.release(rest)
         return kept
 
 
 def memory_bytes(items: Iterable[Item]) -> int:
-    """What these items take: blocks once, and everything else by its own bytes."""
-    places = [_Place.of(item) for item in items]
-    blocks = {place.block for place in places if place.block is not None}
-    return sum(block.nbytes for block in blocks) + sum(place.nbytes for place in places if place.block is None)
+    """The memory of these items: blocks once, and everything else by its own bytes."""
+    footprints = [_Footprint.of(item) for item in items]
+    blocks = {each.block for each in footprints if each.block is not None}
+    return sum(block.nbytes for block in blocks) + sum(each.nbytes for each in footprints if each.block is None)
+
+
+def empty_page(group: Group, start: int, end: int) -> Page:
+    """Rows [start, end) as a page whose content is on disk."""
+    return Page(group, start, end, None, 0, tier=Tier.DISK)
 
 
 def is_pending(file: DiskFile) -> bool:
@@ -395,15 +409,7 @@ def is_pending(file: DiskFile) -> bool:
     return not file.is_saved and not file.has_failed
 
 
-def _on_disk(page: Page, start: int, end: int) -> Page:
-    return Page(page.group, start, end, None, 0, tier=Tier.DISK)
-
-
-def _overlap(first: Range, second: Range) -> bool:
-    return first[0] < second[1] and second[0] < first[1]
-
-
-def _common(first: Range, second: Range) -> Range:
+def _intersect(first: Range, second: Range) -> Range:
     return max(first[0], second[0]), min(first[1], second[1])
 
 

@@ -11,6 +11,7 @@ import heapq
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from bough.cache.residency.memory import SaltTrie
 from bough.cache.residency.policy import EvictionClass, Key, Policy
@@ -18,20 +19,33 @@ from bough.cache.tree.address import DiskFile
 from bough.cache.tree.node import Node
 from bough.cache.tree.state import Tier
 
-_Entry = tuple[int, Key, int, int, Node, SaltTrie]
+FEW_ENTRIES = 8
+"""A heap of at most this length keeps stale entries: where salts have shares, each salt has a heap for each tier."""
+
+MAX_WAITING = 256
+"""When this number of candidates wait for writes, stale ones are forgotten; the next time at twice what is left."""
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A node from which something may be evicted, and what."""
+class EvictionCandidate(NamedTuple):
+    """A node from which something may be evicted, and what. It is stale if the node has been offered since."""
 
     kind: EvictionClass
     node: Node
     trie: SaltTrie
+    stamp: int
+
+    @property
+    def is_stale(self) -> bool:
+        return self.node.stamp != self.stamp
 
 
-FEW_ENTRIES = 8
-"""A heap of so few entries keeps stale ones: where salts have shares, each salt has a heap for each tier."""
+class _Entry(NamedTuple):
+    """Sorted by the class, then by the policy's key, then by age; two entries never compare their candidates."""
+
+    kind: EvictionClass
+    key: Key
+    sequence: int
+    candidate: EvictionCandidate
 
 
 @dataclass
@@ -42,33 +56,26 @@ class _Heap:
     def push(self, entry: _Entry) -> None:
         heapq.heappush(self.entries, entry)
         if len(self.entries) > FEW_ENTRIES and len(self.entries) > 4 * self.num_fresh:
-            self.keep([entry for entry in self.entries if _is_fresh(entry)])
+            self.keep([entry for entry in self.entries if not entry.candidate.is_stale])
             self.num_fresh = len(self.entries)
 
     def keep(self, entries: list[_Entry]) -> None:
         self.entries = entries
         heapq.heapify(self.entries)
 
-
-def _is_fresh(entry: _Entry) -> bool:
-    return entry[4].stamp == entry[3]
-
-
-MAX_WAITING = 256
-"""With so many candidates that wait for writes, stale ones are forgotten; the next time at twice what is left."""
+    def peek(self) -> EvictionCandidate | None:
+        """The first candidate that is not stale."""
+        while self.entries and self.entries[0].candidate.is_stale:
+            heapq.heappop(self.entries)
+        return self.entries[0].candidate if self.entries else None
 
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A candidate, as it was when the writes of these files were asked for."""
+    """A candidate, and the files whose writes it waits for."""
 
-    candidate: Candidate
-    stamp: int
+    candidate: EvictionCandidate
     files: Sequence[DiskFile]
-
-    @property
-    def is_stale(self) -> bool:
-        return self.candidate.node.stamp != self.stamp
 
     @property
     def is_settled(self) -> bool:
@@ -92,48 +99,41 @@ class Order:
 
     def enter(self, tier: Tier, kind: EvictionClass, trie: SaltTrie, node: Node) -> None:
         """Enter a node as it is now; entries from before its last change are stale."""
-        self._push(tier, Candidate(kind, node, trie), is_waiting=False)
+        self._push(tier, EvictionCandidate(kind, node, trie, node.stamp), is_waiting=False)
 
-    def _push(self, tier: Tier, candidate: Candidate, *, is_waiting: bool) -> None:
-        node, trie = candidate.node, candidate.trie
+    def _push(self, tier: Tier, candidate: EvictionCandidate, *, is_waiting: bool) -> None:
         self._sequence += 1
-        entry = (candidate.kind, self.policy.key(node), self._sequence, node.stamp, node, trie)
+        entry = _Entry(candidate.kind, self.policy.key(candidate.node), self._sequence, candidate)
         self._heaps[tier, None, is_waiting].push(entry)
         if self._by_trie:
-            self._heaps[tier, trie, is_waiting].push(entry)
+            self._heaps[tier, candidate.trie, is_waiting].push(entry)
 
-    def wait(self, tier: Tier, candidate: Candidate, files: Sequence[DiskFile]) -> None:
+    def wait(self, tier: Tier, candidate: EvictionCandidate, files: Sequence[DiskFile]) -> None:
         """Set a candidate that was taken out aside, until these files are written or have failed."""
         self._push(tier, candidate, is_waiting=True)
         if len(self._waiting) >= self._waiting_limit:
-            self._waiting = deque(each for each in self._waiting if not each.is_stale)
+            self._waiting = deque(each for each in self._waiting if not each.candidate.is_stale)
             self._waiting_limit = max(MAX_WAITING, 2 * len(self._waiting))
-        self._waiting.append(_Waiting(candidate, candidate.node.stamp, files))
+        self._waiting.append(_Waiting(candidate, files))
 
-    def take_settled(self) -> Candidate | None:
+    def take_settled(self) -> EvictionCandidate | None:
         """The next candidate whose writes are settled, in the order of writing. Costs what is settled or stale."""
-        while self._waiting and (self._waiting[0].is_stale or self._waiting[0].is_settled):
-            if not (each := self._waiting.popleft()).is_stale:
-                return each.candidate
+        while self._waiting and (self._waiting[0].candidate.is_stale or self._waiting[0].is_settled):
+            if not (candidate := self._waiting.popleft().candidate).is_stale:
+                return candidate
         return None
 
-    def take(self, tier: Tier, trie: SaltTrie | None = None, *, is_waiting: bool = False) -> Candidate | None:
+    def take(self, tier: Tier, trie: SaltTrie | None = None, *, is_waiting: bool = False) -> EvictionCandidate | None:
         """The least valuable candidate, which is taken out; of one trie only, or of those that wait, if asked."""
         heap = self._heaps[tier, trie, is_waiting]
-        while heap.entries:
-            entry = heapq.heappop(heap.entries)
-            if _is_fresh(entry):
-                return Candidate(EvictionClass(entry[0]), entry[4], entry[5])
-        return None
-
-    def peek(self, tier: Tier) -> Candidate | None:
-        """The candidate that would be taken next."""
-        heap = self._heaps[tier, None, False]
-        while heap.entries and not _is_fresh(heap.entries[0]):
+        candidate = heap.peek()
+        if candidate is not None:
             heapq.heappop(heap.entries)
-        return (
-            Candidate(EvictionClass(heap.entries[0][0]), heap.entries[0][4], heap.entries[0][5]) if heap.entries else None
-        )
+        return candidate
+
+    def peek(self, tier: Tier) -> EvictionCandidate | None:
+        """The candidate that would be taken next."""
+        return self._heaps[tier, None, False].peek()
 
     def forget(self, trie: SaltTrie) -> None:
         """Drop the heaps of a trie that was removed."""
@@ -147,4 +147,5 @@ class Order:
             return
         self.policy = policy
         for heap in self._heaps.values():
-            heap.keep([(e[0], policy.key(e[4]), *e[2:]) for e in heap.entries if _is_fresh(e)])
+            fresh = (entry for entry in heap.entries if not entry.candidate.is_stale)
+            heap.keep([entry._replace(key=policy.key(entry.candidate.node)) for entry in fresh])

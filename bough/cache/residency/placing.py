@@ -1,261 +1,227 @@
-"""Placing: what was fetched from the shared store is put into the tree, page by page, each whole or not at all.
+"""Placing: content that was computed elsewhere is put into the tree, page by page, each whole or not at all.
 
-A `Placer` reserves the bytes of what is on its way, and moves a pin along with what it has placed, so that this stays until
-the request stands on it.
-
-Always true between calls (the loader's `check` asserts it): what it has reserved is counted in memory.
+A `Placer` does it with what was fetched from the shared store. It moves a hold along with what it has placed, so that this
+stays until the request stands on it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from bough.cache.residency.evictor import Evictor
-from bough.cache.residency.loading import Loader
-from bough.cache.residency.memory import Memory, SaltTrie
-from bough.cache.residency.rates import Clock
-from bough.cache.residency.room import Room
+from bough.cache.residency.loading import Loader, TierLoad
+from bough.cache.residency.memory import SaltTrie, empty_page
+from bough.cache.residency.node_paths import missing_rows, node_at
+from bough.cache.residency.policy import is_empty_leaf
 from bough.cache.residency.saving import Saver
 from bough.cache.store import Section
 from bough.cache.store.format import ListedPoint, Object
-from bough.cache.tree.node import Node, Pin, Reason
-from bough.cache.tree.state import Group, Kind, Page, State, Tier, page_ranges
+from bough.cache.tree.node import Hold, Node, Reason
+from bough.cache.tree.state import Group, Page, State, Tier, page_ranges
 from bough.cache.tree.tokens import cut
 from bough.cache.tree.trie import Match
 from bough.errors import EngineError
 
 log = logging.getLogger(__name__)
 
-Shortage = Callable[[int], int]
-"""How many bytes are missing on the device for so many more, beside what the request needs for itself."""
+Source = TypeVar("Source")
+
+
+class AddedEdges:
+    """Adds edges for content that was computed elsewhere. A leaf that was added here grows; other nodes get a child."""
+
+    def __init__(self, evictor: Evictor, saver: Saver) -> None:
+        self._evictor, self._saver = evictor, saver
+        self._nodes: set[Node] = set()
+
+    def add(self, trie: SaltTrie, node: Node, at: int, tokens: bytes, last_used: float) -> Node:
+        """Add tokens after offset `at` of a node; returns the node that they end in. Their rows must follow at once.
+
+        Raises EngineError or MemoryError if the edge cannot be split.
+        """
+        if at < node.end:
+            node = self._saver.split_edge(trie, node, at)
+        elif node in self._nodes and node.is_leaf:
+            trie.grow(node, tokens)
+            return node
+        child = trie.append(node, tokens, last_used)
+        child.hits = 1
+        self._nodes.add(child)
+        return child
+
+    def remove_if_empty(self, trie: SaltTrie, node: Node) -> None:
+        """Remove a leaf that was added here and holds nothing: it was there for a restore point alone."""
+        if node in self._nodes and is_empty_leaf(node) and not node.points:
+            self._evictor.remove(trie, node)
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What placing needs of the residency; `full` are the groups with full attention."""
+class HeldRows(Generic[Source]):
+    """Rows [start, end) of a group, and the file or section that has them."""
 
-    memory: Memory
-    evictor: Evictor
-    room: Room
-    saver: Saver
-    loader: Loader
-    page_tokens: int
-    clock: Clock
-    full: Sequence[Group]
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Rows that are missing in the tree, and the section that has them."""
-
-    group: Group
-    section: Section
+    source: Source
     start: int
     end: int
 
 
-class Placer:
-    """Puts what was fetched for one prompt into the tree. `pin` holds what the tree has of it."""
+def cover(offered: Sequence[HeldRows[Source]], low: int, high: int) -> list[HeldRows[Source]] | None:
+    """Rows [low, high) of those offered, each part from the one that reaches furthest; None if some are missing."""
+    parts = []
+    while low < high:
+        best = max((rows for rows in offered if rows.start <= low < rows.end), key=lambda rows: rows.end, default=None)
+        if best is None:
+            return None
+        parts.append(HeldRows(best.source, low, min(high, best.end)))
+        low = parts[-1].end
+    return parts
 
-    def __init__(self, parts: Parts, trie: SaltTrie, prompt: bytes, pin: Pin, shortage: Shortage) -> None:
-        self.reserved_bytes = 0
-        self._parts, self._trie, self._prompt = parts, trie, prompt
-        self._pin, self._shortage = pin, shortage
-        self._own: set[Node] = set()
+
+class Placer:
+    """Puts what a load has fetched for one prompt into the tree. `hold` protects what the tree has of it."""
+
+    def __init__(self, loader: Loader, load: TierLoad[Any, Any], trie: SaltTrie, prompt: bytes, hold: Hold) -> None:
+        self._loader, self._load, self._memory = loader, load, loader.memory
+        self._trie, self._prompt, self._hold = trie, prompt, hold
+        self._added = AddedEdges(loader.evictor, loader.saver)
 
     def page_bytes(self) -> int:
-        """What the rows of one page will take where they go."""
-        size = self._parts.page_tokens
-        return sum(self._item_bytes(group, 0, size) for group in self._parts.full)
+        """The memory that the rows of one page will take where they go."""
+        return sum(self._row_bytes(group, 0, self._memory.page_tokens) for group in self._memory.full)
 
     def point_bytes(self, offset: int) -> int:
-        """The most that what a restore point needs will take."""
-        nbytes = 0
-        for group in self._parts.memory.groups:
-            if group.kind is Kind.RECURRENT:
-                nbytes += self._device_bytes(State(group, offset, None, 0, Tier.DISK))
-            elif group.kind is Kind.WINDOW:
-                for low, high in page_ranges(group.first_needed(offset), offset, self._parts.page_tokens):
-                    nbytes += self._item_bytes(group, low, high)
+        """The most memory that what a restore point needs will take."""
+        memory = self._memory
+        nbytes = sum(memory.load_bytes(State(group, offset, None, 0, Tier.DISK)) for group in memory.recurrent)
+        for group in memory.windows:
+            ranges = page_ranges(group.first_needed(offset), offset, memory.page_tokens)
+            nbytes += sum(self._row_bytes(group, low, high) for low, high in ranges)
         return nbytes
 
-    def _item_bytes(self, group: Group, start: int, end: int) -> int:
-        return self._device_bytes(Page(group, start, end, None, 0, tier=Tier.DISK))
-
-    def _device_bytes(self, item: Page | State) -> int:
-        if self._parts.loader.tier is not Tier.DEVICE:
-            return item.content_bytes
-        return self._parts.memory.store.device_bytes(item)
-
-    def make_room(self, nbytes: int) -> bool:
-        """Reserve so many bytes in all where fetched content goes; False if there is no room for more than now."""
-        extra, fetcher = nbytes - self.reserved_bytes, self._parts
-        if extra > 0:
-            if fetcher.loader.tier is Tier.HOST:
-                has_room = fetcher.evictor.make_host_room(extra, self._trie)
-            else:
-                has_room = not self._shortage(extra) and fetcher.room.make_room(extra, trie=self._trie)
-            if not has_room:
-                return False
-        self.reserve(nbytes)
-        return True
-
-    def reserve(self, nbytes: int) -> None:
-        self._trie.memory.reserve(self._parts.loader.tier, nbytes - self.reserved_bytes)
-        self.reserved_bytes = nbytes
+    def _row_bytes(self, group: Group, start: int, end: int) -> int:
+        return self._memory.load_bytes(empty_page(group, start, end))
 
     def place_rows(self, page: int, found: Object) -> bool | None:
-        """Put the rows of a page into the tree; tells whether it lacked any. None if that cannot be done."""
-        size = self._parts.page_tokens
+        """Put the rows of a page into the tree; returns whether it lacked any, or None if that cannot be done."""
+        size = self._memory.page_tokens
         start, end = page * size, (page + 1) * size
-        missing = self._missing(found, start, end)
+        match = self.match(end)
+        self.hold(match.node, match.length)  # making room leaves what the tree has
+        missing = self._missing(found, match, start, end)
         if missing is None:
             return None
-        nbytes = sum(self._item_bytes(rows.group, rows.start, rows.end) for rows in missing)
-        if not self.make_room(max(self.reserved_bytes, nbytes)):
+        nbytes = sum(self._row_bytes(group, rows.start, rows.end) for group in missing for rows in missing[group])
+        if not self._load.take_room(nbytes):
             return None
-        missing = self._missing(found, start, end) or []  # again: making room may have merged nodes
-        self.reserve(max(0, self.reserved_bytes - nbytes))
         if not self._add_rows(missing, end):
             return None
-        return bool(missing)
+        return any(missing.values())
 
-    def _missing(self, found: Object, start: int, end: int) -> list[_Rows] | None:
-        """The rows [start, end) that the tree lacks; None if the object does not have them."""
-        match, missing = self.match(end), list[_Rows]()
-        for group in self._parts.full:
-            ranges = [
-                held
-                for node in match.path
-                if node.end > start
-                for held in node.missing_between(group, start, min(end, match.length), self._parts.page_tokens)
-            ]
+    def _missing(self, found: Object, match: Match, start: int, end: int) -> dict[Group, list[HeldRows[Section]]] | None:
+        """The rows [start, end) that the tree lacks beside a match; None if the object does not have them."""
+        missing = dict[Group, list[HeldRows[Section]]]()
+        for group in self._memory.full:
+            ranges = list(missing_rows(match.node, group, start, min(end, match.length), self._memory.page_tokens))
             if match.length < end:
                 ranges.append((max(start, match.length), end))
-            for low, high in ranges:
-                rows = list(_cover(found.sections, group, low, high))
-                if sum(each.end - each.start for each in rows) != high - low:
-                    return None
-                missing += rows
+            parts = [cover(_sections_of(found, group), low, high) for low, high in ranges]
+            missing[group] = [rows for part in parts for rows in part or ()]
+            if None in parts:
+                return None
         return missing
 
     def match(self, end: int) -> Match:
-        """What the tree has of the prompt up to an offset."""
-        return self._trie.match(cut(self._prompt, min(self._pin.offset, end), end), start=self._pin)
+        """The part of the prompt up to an offset that the tree has."""
+        return self._trie.match(cut(self._prompt, min(self._hold.offset, end), end), start=self._hold)
 
-    def _add_rows(self, missing: Sequence[_Rows], end: int) -> bool:
+    def _add_rows(self, missing: dict[Group, list[HeldRows[Section]]], end: int) -> bool:
         """Make pages of the rows, and then the edge that they lie on; all of it or nothing."""
         pages, memory = list[Page](), self._trie.memory
         try:
-            for rows in missing:
-                held, data = (rows.section.start, rows.section.end), rows.section.data
-                is_whole = held == (rows.start, rows.end)
-                wanted = memory.unpack_rows(rows.group, held, data if is_whole else bytearray(data), (rows.start, rows.end))
-                pages.append(wanted)
-            last = self._reach(end)
+            for group in missing:
+                for rows in missing[group]:
+                    pages.append(self._unpack(group, rows))
+            last = self._add_edge(end)
         except (EngineError, MemoryError, ValueError) as error:
             log.warning("rows of the store could not be put into the tree: %s", error)
-            self._parts.loader.counts.failed_loads += 1
+            self._loader.counts.failed_loads += 1
             for page in pages:
                 memory.release(page)
             return False
-        path, filled = last.path(), set[Node]()
+        filled = set[Node]()
         for page in pages:
-            node = next(node for node in path if node.start <= page.start < node.end)  # now: edges were split
+            node = node_at(last, page.end)  # only now: edges were split
             self._trie.add_page(node, page)
             filled.add(node)
-        for node in filled:
-            self._note_filled(node)
+        self._loader.evictor.offer_filled(self._trie, filled)
         self.hold(last, end)
         return True
 
-    def _note_filled(self, node: Node) -> None:
-        """A node has got rows: perhaps it has no holes any more."""
-        node.has_holes = node.has_holes and any(
-            any(node.missing_between(group, node.start, node.end, self._parts.page_tokens)) for group in self._parts.full
-        )
-        self._parts.evictor.offer(self._trie, node)
+    def _unpack(self, group: Group, rows: HeldRows[Section]) -> Page:
+        section, wanted = rows.source, (rows.start, rows.end)
+        held = (section.start, section.end)
+        data = section.data if held == wanted else bytearray(section.data)  # the engine may keep it
+        return self._trie.memory.unpack_rows(group, held, data, wanted)
 
-    def _reach(self, end: int) -> Node:
+    def _add_edge(self, end: int) -> Node:
         """The node in which the prompt's first `end` tokens end; made if there is none. May raise EngineError."""
-        match, trie, evictor = self.match(end), self._trie, self._parts.evictor
-        node, tokens = match.node, cut(self._prompt, match.length, end)
+        match = self.match(end)
         if match.length >= end:
-            return next((each for each in match.path if each.start < end <= each.end), node)
-        if match.length < node.end:
-            tail, node = node, trie.split(node, match.length)
-            self._parts.saver.note_split(trie, tail)
-            evictor.offer(trie, tail)
-            evictor.offer(trie, node)
-        elif node in self._own and node.is_leaf:
-            trie.grow(node, tokens)
-            return node
-        child = trie.append(node, tokens, self._parts.clock.now())
-        child.hits = 1
-        self._own.add(child)
-        return child
+            return node_at(match.node, end)
+        tokens = cut(self._prompt, match.length, end)
+        return self._added.add(self._trie, match.node, match.length, tokens, self._loader.use_clock.now())
 
     def hold(self, node: Node, offset: int) -> None:
         """Keep what has come until the request stands on it."""
-        if offset > self._pin.offset:
-            self._parts.room.hold(self._trie, self._pin, node, offset)
-        self._parts.evictor.offer(self._trie, node)
+        if offset > self._hold.offset:
+            self._loader.room.move_hold(self._trie, self._hold, node, offset)
+        self._loader.evictor.offer(self._trie, node)
 
     def place_point(self, listed: ListedPoint, found: Object) -> bool:
         """Make a restore point with all that it needs; False if that cannot be done."""
-        if not self._has_all(listed.offset, found) or not self.make_room(
-            max(self.reserved_bytes, self.point_bytes(listed.offset))
-        ):
+        nbytes = self.point_bytes(listed.offset)
+        if not self._has_all(listed.offset, found) or not self._load.take_room(nbytes):
             return False
-        self.reserve(max(0, self.reserved_bytes - self.point_bytes(listed.offset)))
         memory, states = self._trie.memory, dict[Group, State]()
         node = None
         try:
-            for group in self._parts.memory.groups:
-                if group.kind is Kind.RECURRENT:
-                    section = next(each for each in found.sections if each.group == group.index)
-                    states[group] = memory.unpack_state(group, listed.offset, section.data)
-            node = self._reach(listed.offset)
+            for group in self._memory.recurrent:
+                section = next(each for each in found.sections if each.group == group.index)
+                states[group] = memory.unpack_state(group, listed.offset, section.data)
+            node = self._add_edge(listed.offset)
             self._attach(node, listed, states, found)
         except (EngineError, MemoryError, ValueError) as error:
             log.warning("a restore point of the store could not be put into the tree: %s", error)
-            self._parts.loader.counts.failed_loads += 1
+            self._loader.counts.failed_loads += 1
             for state in states.values():
                 memory.release(state)
-            if node is not None and node in self._own and node.is_leaf and not node.points and not any(node.items()):
-                self._parts.evictor.remove(self._trie, node)
+            if node is not None:
+                self._added.remove_if_empty(self._trie, node)
             return False
         self.hold(node, listed.offset)
         return True
 
     def _has_all(self, offset: int, found: Object) -> bool:
         """Whether an object has everything that restoring at an offset needs."""
-        for group in self._parts.memory.groups:
-            held = [each for each in found.sections if each.group == group.index]
-            if group.kind is Kind.RECURRENT and [(each.start, each.end) for each in held] != [(offset, offset)]:
+        for group in self._memory.recurrent:
+            if [(each.start, each.end) for each in found.sections if each.group == group.index] != [(offset, offset)]:
                 return False
-            if group.kind is Kind.WINDOW:
-                start = group.first_needed(offset)
-                if sum(rows.end - rows.start for rows in _cover(held, group, start, offset)) != offset - start:
-                    return False
-        return True
+        windows = self._memory.windows
+        return all(cover(_sections_of(found, group), group.first_needed(offset), offset) is not None for group in windows)
 
     def _attach(self, node: Node, listed: ListedPoint, states: dict[Group, State], found: Object) -> None:
         """Add a restore point; if its window rows cannot be made, none. Takes the states, if it succeeds."""
         trie, known = self._trie, node.points.get(listed.offset)
 
         def publish(group: Group, start: int, end: int) -> Iterator[Page]:
-            for rows in _cover(found.sections, group, start, end):
-                held, data = (rows.section.start, rows.section.end), bytearray(rows.section.data)
-                yield trie.memory.unpack_rows(group, held, data, (rows.start, rows.end))
+            return (self._unpack(group, rows) for rows in cover(_sections_of(found, group), start, end) or ())
 
         point = trie.add_point(node, listed.offset, Reason(listed.reason))
         try:
-            for group in self._parts.memory.groups:
-                if group.kind is Kind.WINDOW:
-                    trie.hold_window(node, point, group, publish)
+            for group in self._memory.windows:
+                trie.hold_window(node, point, group, publish)
         except BaseException:
             if known is None:
                 trie.drop_point(node, point)
@@ -267,11 +233,5 @@ class Placer:
                 point.states[group] = state
 
 
-def _cover(sections: Sequence[Section], group: Group, low: int, high: int) -> Iterator[_Rows]:
-    """The parts of rows [low, high) that sections of a group have, in order, each once."""
-    held = (each for each in sections if each.group == group.index and each.start < each.end)
-    for section in sorted(held, key=lambda each: each.start):
-        end = min(high, section.end)
-        if section.start <= low < end:
-            yield _Rows(group, section, low, end)
-            low = end
+def _sections_of(found: Object, group: Group) -> list[HeldRows[Section]]:
+    return [HeldRows(each, each.start, each.end) for each in found.sections if each.group == group.index]

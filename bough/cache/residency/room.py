@@ -1,7 +1,7 @@
 """Room: the one budget that lanes and tree share on the device, and how room is made in it.
 
-Idle lanes are cleared first, because the tree holds what they hold; then the tree evicts. Before anything is evicted, it is
-worked out whether that would help: a request that cannot fit takes nothing from the others.
+Idle lanes are cleared first, because the tree holds what they hold; then the tree evicts. Nothing is evicted unless that
+makes enough room: a request that cannot fit takes nothing from the others.
 
 A block that lanes and tree share counts once. It is free only when neither a page nor a lane has rows in it: evicting a
 page or clearing a lane may free nothing yet, so evicting goes on until there is room, or nothing is left.
@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from bough.cache.residency.evictor import Evictor
-from bough.cache.residency.lanes import Lanes, Slot
+from bough.cache.residency.lanes import Lanes, LaneSlot
 from bough.cache.residency.memory import SaltForest, SaltTrie, memory_bytes
-from bough.cache.tree.node import Node, Pin, Point
+from bough.cache.residency.node_paths import nodes_above
+from bough.cache.tree.node import Hold, Node, Point
 from bough.cache.tree.state import Incoming, Item, Kind, Page, Tier
 from bough.errors import DoesNotFit, EngineError
 
@@ -23,20 +24,20 @@ Result = TypeVar("Result")
 
 
 class Room:
-    """What is used, what may be evicted, and what a lane may take. Without a budget there is always room."""
+    """The device's budget: what is used, what may be evicted, what a lane may take. Without one there is always room."""
 
     def __init__(self, evictor: Evictor, lanes: Lanes, forest: SaltForest, budget_bytes: int | None) -> None:
         self.evictor = evictor
         self.budget_bytes = budget_bytes
+        self._memory = evictor.memory
         self._lanes = lanes
         self._forest = forest
         self._shares_rows = any(slot.lane.shares_rows for slot in lanes.slots)
-        self._row_bytes = sum(group.bytes_per_token for group in evictor.memory.groups if group.kind is Kind.FULL)
 
     @property
     def used_bytes(self) -> int:
         """Every byte that lanes and tree hold on the device, or were promised there."""
-        return self.evictor.memory.used_bytes(Tier.DEVICE) + self._lanes.nbytes
+        return self._memory.used_bytes(Tier.DEVICE) + self._lanes.nbytes
 
     def affordable(self, trie: SaltTrie) -> int:
         """The most bytes that could be added to a trie, if everything evictable were evicted."""
@@ -49,30 +50,30 @@ class Room:
         share = self.evictor.share_of(self.budget_bytes)
         if share >= self.budget_bytes:
             return self.budget_bytes
-        return share - self._pinned_bytes(trie) - trie.memory.reserved_bytes[Tier.DEVICE]
+        return share - self._held_bytes(trie) - trie.memory.reserved_bytes[Tier.DEVICE]
 
-    def shortage(self, needed_bytes: int, spare: Slot | None = None, cleared: Slot | None = None) -> int:
+    def shortage(self, needed_bytes: int, spare: LaneSlot | None = None, cleared: LaneSlot | None = None) -> int:
         """How many bytes are missing even if everything evictable were evicted.
 
-        `spare` is an idle lane that stays, `cleared` a busy one that will be cleared. Where nothing is missing, which is
-        usual, this costs no look at the pages.
+        `spare` is an idle lane that stays, `cleared` a busy one that will be cleared. As long as nothing is missing, this
+        costs no look at the pages.
         """
         if self.budget_bytes is None:
             return 0
         left = self.budget_bytes - needed_bytes
         if self._shares_rows:
-            fits = self.used_bytes <= left
-            return 0 if fits else max(0, self._fixed_bytes(spare, cleared) - left)
-        left -= self._fixed_lane_bytes(spare, cleared)
-        return 0 if self._fits_pinned(None, left) else self._pinned_bytes(None) - left
+            return 0 if self.used_bytes <= left else max(0, self._fixed_bytes(spare, cleared) - left)
+        left -= sum(slot.lane.nbytes for slot in self._fixed_slots(spare, cleared))
+        left -= self._memory.reserved_bytes[Tier.DEVICE]
+        return 0 if self._fits_held(None, left) else self._held_bytes(None) - left
 
     def make_room(
-        self, needed_bytes: int, spare: Slot | None = None, trie: SaltTrie | None = None, share_bytes: int | None = None
+        self, needed_bytes: int, spare: LaneSlot | None = None, trie: SaltTrie | None = None, share_bytes: int | None = None
     ) -> bool:
         """Bring used + needed within the budget: clear idle lanes, then evict. If it cannot be done, nothing is evicted.
 
-        What a trie gets has to fit into its salt's share too; room there is made by evicting its own content. What it gets
-        of a lane that shares rows counts there (`share_bytes`) though it is no new memory.
+        Content for a trie has to fit into its salt's share too, where room is made by evicting the trie's own content. Rows
+        that a lane shares count there (`share_bytes`) though they take no new memory.
         """
         if self.budget_bytes is None:
             return True
@@ -82,28 +83,28 @@ class Room:
         if trie is not None and not self.evictor.make_share(Tier.DEVICE, trie, share_bytes, self.budget_bytes):
             return False
         while self.used_bytes + needed_bytes > self.budget_bytes:
-            if not (self._lanes.clear_oldest_idle(spare) or self.evictor.evict_one()):
+            if not self._free_one(spare):
                 return False
         return True
 
+    def _free_one(self, spare: LaneSlot | None) -> bool:
+        """Clear an idle lane, or evict from the tree; False if there is nothing left to free."""
+        return self._lanes.clear_oldest_idle(spare) or self.evictor.evict_one()
+
     def can_make_room(
-        self, needed_bytes: int, spare: Slot | None = None, trie: SaltTrie | None = None, share_bytes: int | None = None
+        self, needed_bytes: int, spare: LaneSlot | None = None, trie: SaltTrie | None = None, share_bytes: int | None = None
     ) -> bool:
         """Whether `make_room` would help, changing nothing."""
         if self.budget_bytes is None:
             return True
-        if trie is not None and not self._can_share(trie, needed_bytes if share_bytes is None else share_bytes):
-            return False
+        share = self.evictor.share_of(self.budget_bytes)
+        if trie is not None and share < self.budget_bytes:
+            left = share - (needed_bytes if share_bytes is None else share_bytes)
+            if not self._fits_held(trie, left - trie.memory.reserved_bytes[Tier.DEVICE]):
+                return False
         return self.used_bytes + needed_bytes <= self.budget_bytes or not self.shortage(needed_bytes, spare)
 
-    def _can_share(self, trie: SaltTrie, needed_bytes: int) -> bool:
-        assert self.budget_bytes is not None
-        share = self.evictor.share_of(self.budget_bytes)
-        if share >= self.budget_bytes:
-            return True
-        return self._fits_pinned(trie, share - needed_bytes - trie.memory.reserved_bytes[Tier.DEVICE])
-
-    def reserve(self, slot: Slot, total_tokens: int, extra_bytes: int = 0, incoming: Incoming | None = None) -> bool:
+    def reserve(self, slot: LaneSlot, total_tokens: int, extra_bytes: int = 0, incoming: Incoming | None = None) -> bool:
         """Let a lane grow to hold `total_tokens`, if room can be made for that and for `extra_bytes`."""
         growth = self.growth(slot, total_tokens, incoming)
         if not self.make_room(growth + extra_bytes, spare=slot):
@@ -111,32 +112,29 @@ class Room:
         self.retry_after_eviction(lambda: slot.lane.reserve(total_tokens, incoming), growth, spare=slot)
         return True
 
-    def retry_after_eviction(self, take: Callable[[], Result], nbytes: int, spare: Slot) -> Result:
-        """Call `take`; if the engine has no memory although the budget does, again after evicting as much as is wanted.
+    def retry_after_eviction(self, take: Callable[[], Result], nbytes: int, spare: LaneSlot) -> Result:
+        """Call `take`; if the engine has no memory although the budget does, again after evicting this many bytes.
 
-        Where memory is in blocks, what is free may lie scattered: then more is evicted until it works, or nothing is left.
+        Where memory is in blocks, free memory may be scattered: then more is evicted until it works, or nothing is left.
         """
-        try:
-            return take()
-        except (EngineError, MemoryError):
-            if not self._evict(nbytes, spare):
-                raise
-        while self._shares_rows:
+        has_evicted = False
+        while True:
             try:
                 return take()
             except (EngineError, MemoryError):
-                if not self._evict(1, spare):
+                may_retry = self._shares_rows or not has_evicted
+                if not may_retry or not self._evict(1 if has_evicted else nbytes, spare):
                     raise
-        return take()
+                has_evicted = True
 
-    def _evict(self, nbytes: int, spare: Slot) -> bool:
-        """Evict until so many bytes are free that were not before, or nothing is left; False if nothing was evicted."""
+    def _evict(self, nbytes: int, spare: LaneSlot) -> bool:
+        """Free this many bytes more than are free now, or all that can be; False if nothing was evicted."""
         target, has_evicted = self.used_bytes - nbytes, False
-        while self.used_bytes > target and (self._lanes.clear_oldest_idle(spare) or self.evictor.evict_one()):
+        while self.used_bytes > target and self._free_one(spare):
             has_evicted = True
         return has_evicted
 
-    def growth(self, slot: Slot, total_tokens: int, incoming: Incoming | None = None) -> int:
+    def growth(self, slot: LaneSlot, total_tokens: int, incoming: Incoming | None = None) -> int:
         """The most bytes that a lane takes beyond its own while it grows to hold `total_tokens`."""
         return slot.lane.peak_for(total_tokens, incoming) - slot.lane.nbytes
 
@@ -144,97 +142,83 @@ class Room:
         assert self.budget_bytes is not None
         return DoesNotFit(needed_bytes, self.budget_bytes, self._fixed_bytes())
 
-    def hold(self, trie: SaltTrie, pin: Pin, node: Node, offset: int) -> None:
-        """Move a busy lane's pin, and offer what it leaves to eviction again. On its way down that is one node at most."""
-        left = pin.node
-        if node is left and offset == pin.offset:
+    def move_hold(self, trie: SaltTrie, hold: Hold, node: Node, offset: int) -> None:
+        """Move a busy lane's hold, and offer what it leaves to eviction again. On its way down that is one node at most."""
+        left = hold.node
+        if node is left and offset == hold.offset:
             return
-        goes_down = _is_above(left, node)
-        pin.move(node, offset)
-        trie.note(node)
+        goes_down = left.is_root or left in nodes_above(node, left.start)
+        hold.move(node, offset)
+        trie.census.note(node)
         if goes_down:
             self.evictor.offer(trie, left)
         else:
             self._offer_path(trie, left)
 
-    def release(self, trie: SaltTrie, pin: Pin) -> None:
-        """Remove a pin, and offer the path that its lane stood on to eviction."""
-        self._forest.unpin(pin)
-        self._offer_path(trie, pin.node)
+    def release(self, trie: SaltTrie, hold: Hold) -> None:
+        """Remove a hold, and offer the path that its lane stood on to eviction."""
+        self._forest.remove_hold(hold)
+        self._offer_path(trie, hold.node)
 
     def _offer_path(self, trie: SaltTrie, node: Node) -> None:
         """Offer a node; and those above it, where their content can be demoted while a lane stands below."""
-        for each in [node] if self.evictor.memory.tiers is None else node.path() or [node]:
+        for each in [node] if self._memory.tiers is None else node.path() or [node]:
             self.evictor.offer(trie, each)
 
-    def _fixed_bytes(self, spare: Slot | None = None, cleared: Slot | None = None) -> int:
+    def _fixed_bytes(self, spare: LaneSlot | None = None, cleared: LaneSlot | None = None) -> int:
         """Bytes that cannot be evicted: of busy lanes, of `spare`, of what busy lanes stand on, and what was promised.
 
         Without a lane that is about to be cleared. Each block counts once.
         """
-        lanes = [slot.lane for slot in self._fixed_slots(spare, cleared)]
-        pinned = self._pinned(None)
-        blocks = {block for lane in lanes for block in lane.blocks()}
-        blocks.update(page.block for page in pinned if isinstance(page, Page) and page.block is not None)
-        nbytes = sum(block.nbytes for block in blocks) + sum(lane.own_bytes for lane in lanes)
-        without_block = (item for item in pinned if not isinstance(item, Page) or item.block is None)
-        return nbytes + sum(item.nbytes for item in without_block) + self.evictor.memory.reserved_bytes[Tier.DEVICE]
+        lanes, held = [slot.lane for slot in self._fixed_slots(spare, cleared)], self._held_items(None)
+        in_pages = {page.block for page in held if isinstance(page, Page) and page.block is not None}
+        lane_blocks = {block for lane in lanes for block in lane.blocks()} - in_pages
+        lane_bytes = sum(block.nbytes for block in lane_blocks) + sum(lane.own_bytes for lane in lanes)
+        return lane_bytes + memory_bytes(held) + self._memory.reserved_bytes[Tier.DEVICE]
 
-    def _fixed_lane_bytes(self, spare: Slot | None, cleared: Slot | None) -> int:
-        """Bytes of lanes that cannot be cleared, of the busy ones and of `spare`, and what was promised to loads."""
-        lanes_bytes = sum(slot.lane.nbytes for slot in self._fixed_slots(spare, cleared))
-        return lanes_bytes + self.evictor.memory.reserved_bytes[Tier.DEVICE]
-
-    def _fixed_slots(self, spare: Slot | None, cleared: Slot | None) -> list[Slot]:
+    def _fixed_slots(self, spare: LaneSlot | None, cleared: LaneSlot | None) -> list[LaneSlot]:
+        """The lanes that cannot be cleared."""
         return [slot for slot in self._lanes.slots if (slot.is_busy or slot is spare) and slot is not cleared]
 
-    def _fits_pinned(self, trie: SaltTrie | None, nbytes: int) -> bool:
-        """Whether what busy lanes stand on fits into so many bytes; in one trie only, if asked.
+    def _fits_held(self, trie: SaltTrie | None, nbytes: int) -> bool:
+        """Whether what busy lanes stand on fits into `nbytes`; in one trie only, if asked.
 
         Every page is looked at only if neither the bytes of the whole tree fit nor an upper bound, which looks at nodes.
         """
-        memory = self.evictor.memory if trie is None else trie.memory
+        memory = self._memory if trie is None else trie.memory
         return (
             memory.num_bytes[Tier.DEVICE] <= nbytes
-            or self._most_pinned_bytes(trie) <= nbytes
-            or self._pinned_bytes(trie) <= nbytes
+            or self._most_held_bytes(trie) <= nbytes
+            or self._held_bytes(trie) <= nbytes
         )
 
-    def _pinned_bytes(self, trie: SaltTrie | None) -> int:
+    def _held_bytes(self, trie: SaltTrie | None) -> int:
         """Bytes on the device that busy lanes stand on; in one trie only, if asked. Costs a look at every page there."""
-        return memory_bytes(self._pinned(trie))
+        return memory_bytes(self._held_items(trie))
 
-    def _pinned(self, trie: SaltTrie | None) -> list[Item]:
-        """What lies on the device and busy lanes stand on; in one trie only, if asked."""
+    def _held_items(self, trie: SaltTrie | None) -> list[Item]:
+        """The items on the device that busy lanes stand on; in one trie only, if asked."""
         items: list[Item] = []
         for node, at in self._forest.held_nodes(trie).items():
             items += _rows(node, at)
             items += _point_items(node, at)
         return items
 
-    def _most_pinned_bytes(self, trie: SaltTrie | None) -> int:
-        """At least as much as `_pinned_bytes`: as if all rows of full attention were there, on the device."""
+    def _most_held_bytes(self, trie: SaltTrie | None) -> int:
+        """At least as much as `_held_bytes`: as if all rows of full attention were there, on the device."""
         num_rows, nbytes = 0, 0
         for node, at in self._forest.held_nodes(trie).items():
             nbytes += memory_bytes(_point_items(node, at))
             if self._shares_rows:
                 nbytes += self._most_block_bytes(node, at)
             else:
-                num_rows += min(node.end, at + self.evictor.page_tokens) - node.start
-        return num_rows * self._row_bytes + nbytes
+                num_rows += min(node.end, at + self._memory.page_tokens) - node.start
+        return num_rows * self._memory.row_bytes + nbytes
 
     def _most_block_bytes(self, node: Node, at: int) -> int:
         """At least as much as the blocks of a node's rows up to `at` take: as if each page had its own."""
         found = (node.pages_between(group, node.start, at) for group in node.pages if group.kind is Kind.FULL)
-        return sum(len(pages) * self.evictor.memory.store.device_bytes(pages[0]) for pages in found if pages)
-
-
-def _is_above(node: Node, other: Node) -> bool:
-    """Whether a node lies on the path to another one, or is that one."""
-    below: Node | None = other
-    while below is not None and below is not node:
-        below = below.parent
-    return below is not None
+        return sum(len(pages) * self._memory.store.device_bytes(pages[0]) for pages in found if pages)
 
 
 def _rows(node: Node, at: int) -> list[Page]:
@@ -245,17 +229,13 @@ def _rows(node: Node, at: int) -> list[Page]:
 
 
 def _point_items(node: Node, at: int) -> list[Item]:
-    """What stays on the device then for restore points of worth, and for lanes that adopt one: states and window rows."""
+    """The states and window rows that stay on the device then: of points not redundant, and of lanes that adopt one."""
     windows = (pages for group, pages in node.pages.items() if group.kind is Kind.WINDOW)
     points = (point for point in node.points.values() if point.offset <= at and not _is_evictable(point))
     items: list[Item] = [state for point in points for state in point.states.values()]
-    items += (page for pages in windows for page in pages if page.start < at and _is_held(page))
+    items += (page for pages in windows for page in pages if page.start < at and not all(map(_is_evictable, page.users)))
     return [item for item in items if item.tier is Tier.DEVICE]
 
 
-def _is_held(page: Page) -> bool:
-    return not all(_is_evictable(user) for user in page.users)
-
-
-def _is_evictable(user: Point | Pin) -> bool:
+def _is_evictable(user: Point | Hold) -> bool:
     return isinstance(user, Point) and user.is_redundant

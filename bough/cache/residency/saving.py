@@ -1,6 +1,6 @@
-"""Saving: pages, states and restore points are handed to the disk, whose own thread writes them.
+"""Saving: pages, states and restore points are handed to the disk, whose own thread writes them, and expire there.
 
-Nothing waits for a write. What was not used for the time to live expires.
+Nothing waits for a write.
 """
 
 from __future__ import annotations
@@ -9,23 +9,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bough.cache.disk import Disk
-from bough.cache.residency.addresses import PathAddresses
 from bough.cache.residency.evictor import Evictor
 from bough.cache.residency.lanes import LiveSequence
 from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, covering_file, own_file
+from bough.cache.residency.node_paths import PathAddresses, nodes_above
 from bough.cache.residency.rates import Clock
 from bough.cache.steps import Steps
-from bough.cache.tree.address import PageBorder
-from bough.cache.tree.node import IndexedPoint, Node, Point
-from bough.cache.tree.state import Item, Kind, Tier
+from bough.cache.tree.address import PageBorder, PointRecord
+from bough.cache.tree.node import Node, Point
+from bough.cache.tree.state import Item, Tier
 
 EXPIRE_EVERY_S = 60.0
 
-EXPIRE_NODES = 1024
-"""So many nodes are looked at in one go for what has expired."""
-
-EXPIRE_REMOVALS = 32
-"""And so many are removed in one go, each with its parents."""
+EXPIRE_NODES, EXPIRE_REMOVALS = 1024, 32
+"""At most this many nodes are looked at in one go, and at most this many removed, each with its parents."""
 
 
 @dataclass(frozen=True)
@@ -39,87 +36,83 @@ class SavePass:
 class Saver:
     """Saves what the disk does not have yet. Without a disk, or with one that is only read, it does nothing."""
 
-    def __init__(
-        self, memory: Memory, evictor: Evictor, page_tokens: int, clock: Clock, ttl_s: float | None = None
-    ) -> None:
+    def __init__(self, memory: Memory, evictor: Evictor, clock: Clock, ttl_s: float | None) -> None:
         self._memory = memory
         self._evictor = evictor
-        self._page_tokens = page_tokens
         self._clock = clock
         self._ttl_s = ttl_s
-        self._full_groups = [group for group in memory.groups if group.kind is Kind.FULL]
         self._split: list[tuple[SaltTrie, Node]] = []
 
     def save_filled(self, sequence: LiveSequence) -> None:
         """Hand over the rows of full attention that have filled pages since the last time. Costs what is new.
 
-        What cannot be handed over now, and what loses its file again later, is saved when the session ends; so is all that
-        belongs to restore points, which are not indexed before.
+        Rows that cannot be handed over now, and those that lose their file again, are saved when the session ends; so is
+        everything that belongs to restore points, which are not indexed before.
         """
         disk = self._memory.writable_disk
-        if disk is None or not self._full_groups:
+        if disk is None or not self._memory.full:
             return
         border = sequence.saved_to = sequence.saved_to or self._last_border(disk, sequence)
-        end = sequence.pin.offset // self._page_tokens * self._page_tokens
+        end = sequence.hold.offset // self._memory.page_tokens * self._memory.page_tokens
         if border.offset >= end:
             return
-        filled = self._pages_between(sequence, border.offset, end)
+        filled = self._pages_between(sequence, border.offset, end)  # protected by the hold
         self._make_room(sequence.trie, [page for pages in filled.values() for page in pages])
         addresses = PathAddresses.following(disk, sequence.trie, border, sequence.packed(border.offset, end))
         now = self._clock.wall()
-        for node, pages in self._pages_between(sequence, border.offset, end).items():  # again: nodes may have merged
+        for node, pages in filled.items():
             self._save_items(disk, sequence.trie, pages, addresses, now)
             self._evictor.offer(sequence.trie, node)
         sequence.saved_to = addresses.last_border
 
     def _last_border(self, disk: Disk, sequence: LiveSequence) -> PageBorder:
-        """The border before the last page on the path that has a file, whose address tells the digest; else the root.
+        """The border before the last page on the path that has a file, whose address has the digest; else the root.
 
         Costs a look at the pages after that one.
         """
-        for node in reversed(sequence.pin.node.path()):
-            for page in reversed(node.pages_between(self._full_groups[0], node.start, sequence.pin.offset)):
+        size = self._memory.page_tokens
+        for node in nodes_above(sequence.hold.node, 0):
+            for page in reversed(node.pages_between(self._memory.full[0], node.start, sequence.hold.offset)):
                 if page.files:
-                    file = next(iter(page.files))
-                    return PageBorder(page.start // self._page_tokens * self._page_tokens, file.address.before)
+                    return PageBorder(page.start // size * size, next(iter(page.files)).address.before)
         return PageBorder(0, disk.digests(sequence.trie.root_id, b"")[0])
 
     def _pages_between(self, sequence: LiveSequence, start: int, end: int) -> dict[Node, list[Item]]:
         """The pages of full attention with rows of [start, end), by the nodes of the path, the shallowest first."""
         return {
-            node: [page for group in self._full_groups for page in node.pages_between(group, start, end)]
-            for node in sequence.pin.node.path()
+            node: [page for group in self._memory.full for page in node.pages_between(group, start, end)]
+            for node in sequence.hold.node.path()
             if node.end > start
         }
 
-    def save(self, trie: SaltTrie, tokens: bytes) -> None:
-        """Hand over what the path of these tokens holds and the disk lacks. Costs as much as that path has tokens."""
+    def save(self, trie: SaltTrie, path: Sequence[Node]) -> None:
+        """Hand over what a path holds and the disk lacks. Costs as much as that path has tokens."""
         disk = self._memory.writable_disk
         if disk is None:
             return
-        self._make_room(trie, [item for node in trie.match(tokens).path for item in node.items()])
-        path = trie.match(tokens).path  # again: making room may have merged nodes
+        self._make_room(trie, [item for node in path for item in node.items()])
+        path = trie.held_part(path)
         if not path:
             return
         addresses, now = PathAddresses.of(disk, trie, path[-1]), self._clock.wall()
         for node in path:
-            self._save_items(disk, trie, node.items(), addresses, now)
-            self._index_points(disk, node, addresses, now)
-            self._evictor.offer(trie, node)
+            self._save_node(disk, trie, node, addresses, now)
         disk.touch([file for node in path for item in node.items() for file in item.files], now)
 
     def save_all(self, trie: SaltTrie) -> Steps[SavePass]:
-        """Hand over what a trie holds and the disk does not, wherever it is; none of it counts as used.
+        """Hand over what a trie holds and the disk does not; none of it counts as used.
 
-        What requests change meanwhile may be missed.
+        Changes that requests make meanwhile may be missed.
         """
         disk = self._memory.disk
+        if disk is None:
+            return SavePass(0, 0)
         num_items = num_refused = 0
         for node in trie.walk():
             num_items += len(_unsaved(node.items()))
-            could_write = disk is not None and disk.can_write
+            could_write = disk.can_write
             self._save_nodes(trie, [node])
-            if disk is not None and not (could_write and disk.can_write):
+            if not (could_write and disk.can_write):
                 num_refused += len(_unsaved(node.items()))
             yield
         return SavePass(num_items, num_refused)
@@ -135,13 +128,20 @@ class Saver:
             yield
         return 0 if disk is None or disk.has_room(nbytes) else num_items
 
-    def note_split(self, trie: SaltTrie, tail: Node) -> None:
-        """An edge was split above `tail`: the page across the cut became two, and neither may be on disk yet."""
+    def split_edge(self, trie: SaltTrie, node: Node, at: int) -> Node:
+        """Split a node, offer both halves to eviction and return the new head. The node stays the tail.
+
+        The page across the cut becomes two, which may not be on disk yet: `save_split` saves them. May raise EngineError.
+        """
+        head = trie.split(node, at)
         if self._memory.writable_disk is not None:
-            self._split.append((trie, tail))
+            self._split.append((trie, node))
+        self._evictor.offer(trie, node)
+        self._evictor.offer(trie, head)
+        return head
 
     def save_split(self) -> None:
-        """Save the tails of edges that were split since the last time."""
+        """Save the halves of edges that were split since the last time."""
         split, self._split = self._split, []
         for trie, tail in split:
             self._save_nodes(trie, tail.path())
@@ -155,14 +155,17 @@ class Saver:
             if not _unsaved(node.items()) and not self._unindexed(node, last_used):
                 continue  # its addresses would cost as much as its whole path
             self._make_room(trie, list(node.items()))
-            if trie.holds(node):  # making room may have merged it with another, which is saved later
-                addresses = PathAddresses.of(disk, trie, node)
-                self._save_items(disk, trie, node.items(), addresses, last_used)
-                self._index_points(disk, node, addresses, last_used)
-                self._evictor.offer(trie, node)
+            if trie.has(node):  # making room may have dropped it, and a session that closed may have merged it
+                self._save_node(disk, trie, node, PathAddresses.of(disk, trie, node), last_used)
+
+    def _save_node(self, disk: Disk, trie: SaltTrie, node: Node, addresses: PathAddresses, last_used: float) -> None:
+        """Save the items of a node that the disk has room for, and index its restore points."""
+        self._save_items(disk, trie, node.items(), addresses, last_used)
+        self._index_points(disk, node, addresses, last_used)
+        self._evictor.offer(trie, node)
 
     def _make_room(self, trie: SaltTrie, items: Sequence[Item]) -> None:
-        """Make room on disk for what of these items is to be saved, as far as it can be made."""
+        """Make room on disk for those of these items that are to be saved, as far as possible."""
         for item in items:
             if item.tier is not Tier.DISK:
                 trie.memory.drop_useless(item)
@@ -178,34 +181,25 @@ class Saver:
 
     def _index_points(self, disk: Disk, node: Node, addresses: PathAddresses, last_used: float) -> None:
         for point in self._unindexed(node, last_used):
-            point.indexed = indexed = IndexedPoint(
-                addresses.address(point), point.reason, point.kept, point.superseded, last_used
-            )
-            disk.put_point(
-                indexed.address,
-                reason=indexed.reason,
-                is_kept=indexed.kept,
-                is_superseded=indexed.superseded,
-                last_used=last_used,
-            )
+            address = addresses.address(point)
+            point.indexed = PointRecord(address, point.reason, point.kept, point.superseded, last_used)
+            disk.put_point(point.indexed)
 
     def _unindexed(self, node: Node, last_used: float) -> list[Point]:
-        """The restore points of a node of which the disk does not know what is true now."""
+        """The restore points of a node that are not on disk as they are now."""
         return [point for point in node.points.values() if not self._is_indexed(point, last_used)]
 
     def _is_indexed(self, point: Point, last_used: float) -> bool:
         indexed = point.indexed  # its address never changes
-        if indexed is None or self._is_aging(last_used - indexed.last_used):
+        if indexed is None:
             return False
-        return (indexed.reason, indexed.kept, indexed.superseded) == (point.reason, point.kept, point.superseded)
-
-    def _is_aging(self, seconds: float) -> bool:
-        """Whether a note of use that is so old may let its restore point expire too early."""
-        return self._ttl_s is not None and seconds > self._ttl_s / 4
+        if self._ttl_s is not None and last_used - indexed.last_used > self._ttl_s / 4:
+            return False  # with a time of use this old, the restore point might expire too early
+        return (indexed.reason, indexed.is_kept, indexed.is_superseded) == (point.reason, point.kept, point.superseded)
 
 
 class Expiry:
-    """Removes what was not used for the time to live: it looks at the whole tree about once a minute, a part at a time.
+    """Removes nodes that were not used for the time to live. Looks at the whole tree about once a minute, in parts.
 
     Without a time to live it does nothing.
     """
@@ -219,7 +213,7 @@ class Expiry:
         self._sweep: Iterator[tuple[SaltTrie, Node]] | None = None  # the nodes that are still to be looked at
 
     def expire(self) -> bool:
-        """Look at the next few nodes, if a sweep is due, and remove what is too old; returns whether there are more."""
+        """Look at the next nodes, if a sweep is due, and remove those that are too old; returns whether there are more."""
         if self._ttl_s is None:
             return False
         now = self._clock.now()
@@ -238,18 +232,18 @@ class Expiry:
         return True
 
     def _nodes(self) -> Iterator[tuple[SaltTrie, Node]]:
-        """Every node. The tree may change on the way: of what is new some may be missing, and some may be gone."""
+        """Every node. The tree may change meanwhile: new nodes may be missing, and nodes that come may be gone."""
         for trie in list(self._forest.tries.values()):
             for node in trie.walk():
                 yield trie, node
 
     def _remove_old(self, trie: SaltTrie, node: Node, before: float) -> int:
-        """Remove a leaf that was last used before then, and its parents if they are such leaves then; returns how many."""
+        """Remove a leaf that was last used before then, and parents that become such leaves; returns how many."""
         num_removed = 0
         for each in reversed(node.path()) if node.is_leaf and node.last_used < before else ():
-            if not trie.holds(each):
+            if not trie.has(each):
                 continue  # it was merged, or has gone with what was below it
-            if each.children or each.pins or each.last_used >= before:
+            if each.children or each.holds or each.last_used >= before:
                 break
             self._evictor.remove(trie, each)
             num_removed += 1
@@ -257,7 +251,7 @@ class Expiry:
 
 
 def forget_disk(trie: SaltTrie) -> None:
-    """Let a trie forget its files; what lies on disk alone is lost."""
+    """Let a trie forget its files; content that is on disk alone is lost."""
     for node in trie.walk():
         for pages in list(node.pages.values()):
             for page in [page for page in pages if page.tier is Tier.DISK]:
@@ -271,5 +265,5 @@ def forget_disk(trie: SaltTrie) -> None:
 
 
 def _unsaved(items: Iterable[Item]) -> list[Item]:
-    """What is in memory and has no file of its own on disk."""
+    """Items that are in memory and have no file of their own on disk."""
     return [item for item in items if item.tier is not Tier.DISK and own_file(item) is None]

@@ -1,7 +1,7 @@
 """Sharing: whole pages and the restore points on them are offered to the store that machines share.
 
-Nothing waits for it: its own thread packs and sends them. Only what is in memory is offered; what lies on disk alone was
-offered before. A page that paths part in lies in several nodes, and is sent in as many sections.
+Nothing waits for it: its own thread packs and sends them. Only content in memory is offered; what is on disk alone was
+offered before. A page in which paths part belongs to several nodes, and is sent in as many sections.
 """
 
 from __future__ import annotations
@@ -18,88 +18,77 @@ from bough.cache.store.uploader import PointList, Upload
 from bough.cache.tree.address import Address
 from bough.cache.tree.node import Node, Point
 from bough.cache.tree.state import ContentStore, Group, Item, Kind, Page, Tier
-from bough.cache.tree.tokens import cut, num_tokens
 
 
 @dataclass(frozen=True)
-class Offered:
-    """What was offered of a path: all up to page `end` that is in memory, at these addresses, in their order."""
+class OfferedPath:
+    """The part of a path that was offered: everything in memory up to page `end`, at these addresses, in their order."""
 
     end: int
     addresses: Sequence[Address]
 
 
 class Sharer:
-    """Offers what a path holds. Without a shared store it does nothing."""
+    """Offers what a path holds."""
 
-    def __init__(self, memory: Memory, page_tokens: int) -> None:
-        self._memory = memory
-        self._page_tokens = page_tokens
-        self._full = [group for group in memory.groups if group.kind is Kind.FULL]
-        self._needs_points = len(self._full) < len(memory.groups)
+    def __init__(self, memory: Memory, shared: SharedStore) -> None:
+        self._memory, self._shared = memory, shared
 
     def share_filled(self, sequence: LiveSequence) -> None:
         """Offer the pages that have filled since the last time; the first time, all of the path. Costs what is new."""
-        shared = self._memory.shared
-        if shared is None or not self._full:
+        if not self._memory.full:
             return
-        path = sequence.store_path = sequence.store_path or shared.path(sequence.trie.salt)
-        path.add(sequence.packed(path.num_tokens, sequence.pin.offset))
-        nodes = sequence.pin.node.path()
+        path = sequence.store_path = sequence.store_path or self._shared.path(sequence.trie.salt)
+        path.add(sequence.packed(path.num_tokens, sequence.hold.offset))
+        nodes = sequence.hold.node.path()
         for page in range(sequence.num_shared, path.num_pages):
-            self._offer_rows(shared, nodes, path, page)
+            self._offer_rows(nodes, path, page)
         sequence.num_shared = path.num_pages
 
-    def share(self, sequence: LiveSequence, tokens: bytes) -> None:
+    def share(self, sequence: LiveSequence, nodes: Sequence[Node]) -> None:
         """Offer what the path of a sequence that has ended holds: the last pages, and all restore points."""
-        shared = self._memory.shared
-        if shared is None:
-            return
-        path = sequence.store_path or shared.path(sequence.trie.salt)
-        path.add(cut(tokens, path.num_tokens))
-        nodes = _path_of(sequence.trie, tokens)
+        path = sequence.store_path or self._shared.path(sequence.trie.salt)
+        path.add(sequence.packed(path.num_tokens, sequence.hold.offset))
         for page in range(sequence.num_shared, path.num_pages):
-            self._offer_rows(shared, nodes, path, page)
-        for page in range(path.num_pages if self._needs_points else 0):
-            self._offer_points(shared, nodes, path, page)
+            self._offer_rows(nodes, path, page)
+        for page in range(path.num_pages if self._memory.needs_points else 0):
+            self._offer_points(nodes, path, page)
 
-    def share_prefix(self, trie: SaltTrie, path: StorePath, tokens: bytes, first: int = 0) -> Offered:
+    def share_prefix(self, trie: SaltTrie, path: StorePath, tokens: bytes, first: int = 0) -> OfferedPath:
         """Offer the whole pages of a prefix from page `first` on, as far as the tree has them."""
-        shared, offered = self._memory.shared, list[Address]()
-        assert shared is not None
+        offered = list[Address]()
         found = trie.match(tokens)
-        end = max(first, min(path.num_pages, found.length // self._page_tokens))
+        end = max(first, min(path.num_pages, found.length // path.page_tokens))
         for page in range(first, end):
-            offered += self._offer_rows(shared, found.path, path, page)
-            if self._needs_points:
-                offered += self._offer_points(shared, found.path, path, page)
-        return Offered(end, offered)
+            offered += self._offer_rows(found.path, path, page)
+            if self._memory.needs_points:
+                offered += self._offer_points(found.path, path, page)
+        return OfferedPath(end, offered)
 
-    def _offer_rows(self, shared: SharedStore, nodes: Sequence[Node], path: StorePath, page: int) -> list[Address]:
-        start, end = page * self._page_tokens, (page + 1) * self._page_tokens
+    def _offer_rows(self, nodes: Sequence[Node], path: StorePath, page: int) -> list[Address]:
+        start, end = page * path.page_tokens, (page + 1) * path.page_tokens
         items = list[Item]()
-        for group in self._full:
+        for group in self._memory.full:
             held = _rows(nodes, group, start, end)
             if held is None:
                 return []
             items += held
         if not items:
             return []
-        self._offer(shared, path.rows(page), items)
+        self._offer(path.rows(page), items)
         return [path.rows(page)]
 
-    def _offer(self, shared: SharedStore, address: Address, items: Sequence[Item]) -> None:
-        assert self._memory.tiers is not None
-        store = self._memory.tiers.store
-        nbytes = sum(store.packed_bytes(item) for item in items)
-        shared.uploader.offer(Upload(address, nbytes, partial(_pack, store, items)))
+    def _offer(self, address: Address, items: Sequence[Item]) -> None:
+        content = self._memory.content
+        nbytes = sum(content.packed_bytes(item) for item in items)
+        self._shared.uploader.offer(Upload(address, nbytes, partial(_pack, content, items)))
 
-    def _offer_points(self, shared: SharedStore, nodes: Sequence[Node], path: StorePath, page: int) -> list[Address]:
+    def _offer_points(self, nodes: Sequence[Node], path: StorePath, page: int) -> list[Address]:
         """Offer what the restore points of a page need, and then the list of those.
 
-        Others are not listed: they were before, or cannot be sent, and would be looked for each time.
+        Points of which something is not in memory are not listed: they were before, or cannot be sent.
         """
-        start, end = page * self._page_tokens, (page + 1) * self._page_tokens
+        start, end = page * path.page_tokens, (page + 1) * path.page_tokens
         listed = dict[ListedPoint, Address]()
         for node in nodes:
             for point in node.points.values() if node.start < end and start < node.end else ():
@@ -107,8 +96,8 @@ class Sharer:
                 if items is not None:
                     address = path.point(point.offset)
                     listed[ListedPoint(point.offset, int(point.reason))] = address
-                    self._offer(shared, address, items)
-        shared.uploader.offer(PointList(path.points(page), listed))
+                    self._offer(address, items)
+        self._shared.uploader.offer(PointList(path.points(page), listed))
         return [*listed.values(), path.points(page)]
 
     def _needed(self, nodes: Sequence[Node], point: Point) -> list[Item] | None:
@@ -126,12 +115,6 @@ class Sharer:
                     return None
                 items += rows
         return items
-
-
-def _path_of(trie: SaltTrie, tokens: bytes) -> list[Node]:
-    """The nodes of a path that the tree has whole."""
-    found = trie.match(tokens)
-    return found.path if found.length == num_tokens(tokens) else found.path[:-1]
 
 
 def _rows(nodes: Sequence[Node], group: Group, start: int, end: int) -> list[Page] | None:

@@ -1,4 +1,7 @@
-"""The objects of the store: their format, and reading them with proof.
+"""The objects of the store: their keys, their format, and reading them with proof.
+
+All our objects are below `bough-state/`, and each key has exactly the form of its kind. A bucket or a folder may hold other
+things: what is elsewhere is never listed, and what has another form is neither counted nor deleted. An object is
 
     8 bytes    magic, with the format's version
     16 bytes   seal: keyed hash of all that follows
@@ -7,23 +10,38 @@
                for each section: group, start, end, bytes
     payload    the sections' content, one after the other
 
-Three kinds of objects, told apart by the group of their address: the rows of a page, of all groups with full attention;
-the list of a page's restore points; and what one restore point needs, states and window rows.
+There are three kinds of objects, distinguished by the group of their address: the rows of a page, of all groups with full
+attention; the list of a page's restore points; and what one restore point needs, states and window rows.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bough.cache.disk.errors import DAMAGED, FOREIGN, TRUNCATED, DiskMiss
-from bough.cache.disk.keys import HASH_BYTES, Keys
+from bough.cache.disk.keys import HASH_BYTES, PageKeys
 from bough.cache.tree.address import POINT, Address
 from bough.cache.tree.state import Buffer, Group, Kind
+from bough.cache.tree.tokens import cut, num_tokens
+
+PREFIX = "bough-state/"
+LEASE = f"{PREFIX}lease"
+DELETED = f"{PREFIX}deleted/"
+ALL = "all"
+
+_FINGERPRINT, _HASH, _OWNER = "([0-9a-f]{64})", f"([0-9a-f]{{{2 * HASH_BYTES}}})", "([0-9a-f]{16})"
+
+PAGE_KEY = re.compile(f"{PREFIX}{_FINGERPRINT}/{_HASH}/{_HASH}")
+"""Pages, lists and restore points: fingerprint, root, name."""
+
+DELETION_KEY = re.compile(f"{DELETED}{_FINGERPRINT}/(?:{_HASH}|{ALL})/{_OWNER}")
+"""Marks of what was cleared: fingerprint, root (none for all of the model), machine."""
 
 ROWS, POINTS = -2, -3
-"""The groups of addresses of a page's rows and of the list of its restore points; POINT is what one of these needs."""
+"""The groups in the addresses of a page's rows and of its list of restore points; POINT is that of one restore point."""
 
 MAGIC = b"BOUGHOB1"
 MAX_OBJECT_BYTES = 2 * 2**30
@@ -37,16 +55,13 @@ _POINT = struct.Struct("<qB")
 
 
 def limit_object_bytes(groups: Sequence[Group], page_tokens: int) -> int:
-    """More than any object of a model with these groups has: twice the content of the largest, and room for a header.
+    """An upper limit for objects of these groups: twice the content of the largest, and room for a header.
 
     Window rows are sent in the pages that hold them, which may begin before and end after what is needed.
     """
     rows_bytes = sum(group.bytes_per_token * page_tokens for group in groups if group.kind is Kind.FULL)
-    point_bytes = sum(
-        group.state_bytes + group.bytes_per_token * (group.window + 2 * page_tokens)
-        for group in groups
-        if group.kind is not Kind.FULL
-    )
+    others = [group for group in groups if group.kind is not Kind.FULL]
+    point_bytes = sum(each.state_bytes + each.bytes_per_token * (each.window + 2 * page_tokens) for each in others)
     return min(2 * max(rows_bytes, point_bytes) + MAX_LIST_BYTES, MAX_OBJECT_BYTES)
 
 
@@ -62,7 +77,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Object:
-    """What an object holds; `nbytes` is its whole size."""
+    """The content of an object; `nbytes` is its whole size."""
 
     sections: tuple[Section, ...]
     nbytes: int
@@ -71,9 +86,8 @@ class Object:
         return self.nbytes
 
 
-def encode(keys: Keys, fingerprint: str, address: Address, sections: Sequence[Section]) -> bytes:
-    """A whole object."""
-    parts: list[Buffer] = [_encode_header(fingerprint, address, sections)]
+def encode(keys: PageKeys, address: Address, sections: Sequence[Section]) -> bytes:
+    parts: list[Buffer] = [_encode_header(keys.fingerprint, address, sections)]
     parts += [memoryview(section.data).cast("B") for section in sections]
     return b"".join([_PREFIX.pack(MAGIC, keys.seal(parts), len(parts[0])), *parts])
 
@@ -85,8 +99,8 @@ def _encode_header(fingerprint: str, address: Address, sections: Sequence[Sectio
     return b"".join([numbers, *texts, *listed])
 
 
-def decode(keys: Keys, fingerprint: str, address: Address, content: Buffer) -> Object:
-    """What an object holds, after everything about it was checked; raises DiskMiss. Each section has memory of its own."""
+def decode(keys: PageKeys, address: Address, content: Buffer) -> Object:
+    """Verify an object and return its content; raise DiskMiss. Each section has memory of its own."""
     view = memoryview(content).cast("B")
     if len(view) < _PREFIX.size:
         raise DiskMiss(TRUNCATED, f"{len(view)} bytes")
@@ -99,7 +113,7 @@ def decode(keys: Keys, fingerprint: str, address: Address, content: Buffer) -> O
         raise DiskMiss(DAMAGED, "its seal is wrong")
     header = bytes(view[_PREFIX.size : _PREFIX.size + header_bytes])
     sections = _read_sections(header, view[_PREFIX.size + header_bytes :])
-    if header != _encode_header(fingerprint, address, sections):
+    if header != _encode_header(keys.fingerprint, address, sections):
         raise DiskMiss(FOREIGN, "it is of another prefix or model")
     return Object(sections, len(view))
 
@@ -120,23 +134,71 @@ def _read_sections(header: bytes, payload: memoryview) -> tuple[Section, ...]:
 
 @dataclass(frozen=True, order=True)
 class ListedPoint:
-    """A restore point in the list of its page. It is told by its offset; its reason may change."""
+    """A restore point in the list of its page, identified by its offset; its reason may change."""
 
     offset: int
     reason: int = field(default=0, compare=False)
 
 
 def list_section(address: Address, points: Sequence[ListedPoint]) -> Section:
-    """The one section of a list of restore points."""
+    """A list of restore points as the one section of its object."""
     packed = b"".join(_POINT.pack(point.offset, point.reason) for point in sorted(points))
     return Section(POINT, address.start, address.end, packed)
 
 
 def read_points(address: Address, listed: Object) -> list[ListedPoint]:
-    """The restore points that a page's list has; raises DiskMiss if they do not lie in the page."""
+    """The restore points in a page's list; raise DiskMiss if they are outside the page."""
     if len(listed.sections) != 1 or len(listed.sections[0].data) % _POINT.size:
         raise DiskMiss(DAMAGED, "it is no list of restore points")
     points = [ListedPoint(*numbers) for numbers in _POINT.iter_unpack(listed.sections[0].data)]
     if not all(address.start < point.offset <= address.end for point in points):
         raise DiskMiss(DAMAGED, "it lists restore points of other pages")
     return points
+
+
+class StorePath:
+    """The addresses of everything on one token prefix below a salt's root. It grows; each page is hashed once."""
+
+    def __init__(self, keys: PageKeys, salt: str) -> None:
+        self.root = keys.root(salt)
+        self.page_tokens = keys.page_tokens
+        self._keys = keys
+        self._digests = [keys.first(self.root)]  # element k stands for all tokens before page k
+        self._pages: list[bytes] = []
+        self._rest = b""
+
+    def add(self, tokens: bytes) -> None:
+        """Append these tokens, in O(their number)."""
+        tokens, size = self._rest + tokens, self.page_tokens
+        whole = num_tokens(tokens) // size * size
+        for start in range(0, whole, size):
+            page = cut(tokens, start, start + size)
+            self._digests.append(self._keys.after(self._digests[-1], page))
+            self._pages.append(page)
+        self._rest = cut(tokens, whole)
+
+    @property
+    def num_pages(self) -> int:
+        return len(self._pages)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_pages * self.page_tokens + num_tokens(self._rest)
+
+    def rows(self, page: int) -> Address:
+        """The rows of a whole page."""
+        return self._address(page, ROWS)
+
+    def points(self, page: int) -> Address:
+        """The list of a whole page's restore points."""
+        return self._address(page, POINTS)
+
+    def _address(self, page: int, group: int) -> Address:
+        start = page * self.page_tokens
+        return Address(self.root, self._digests[page], self._pages[page], group, start, start + self.page_tokens)
+
+    def point(self, offset: int) -> Address:
+        """The content of a restore point inside a whole page, or at its end."""
+        page = (offset - 1) // self.page_tokens
+        tokens = cut(self._pages[page], 0, offset - page * self.page_tokens)
+        return Address(self.root, self._digests[page], tokens, POINT, offset, offset)

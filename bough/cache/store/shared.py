@@ -1,8 +1,8 @@
-"""The shared store of one model, as the cache sees it: what it reads, what it sends, and whether it answers.
+"""The shared store of one model: what is read from it and sent to it, and whether it answers.
 
-Reading is done by threads of its own, sending by another; the engine's thread never waits for either. Whatever goes wrong
-is a miss: an object that is missing, damaged, of another prefix or of another secret is computed, and a store that fails is
-left alone for a while. An object that was not found is not asked for again for a short while.
+Some threads read, another one sends; the engine's thread never waits for them. Every failure is a miss: an object that is
+missing, damaged, of another prefix or of another secret is computed, and after a failure the store is not used for a while.
+An object that was not found is not requested again for a short while.
 """
 
 from __future__ import annotations
@@ -13,31 +13,24 @@ import time
 from collections.abc import Callable
 
 from bough.cache.disk.errors import DAMAGED, FOREIGN, MISSING, UNREADABLE, DiskMiss, DiskSlow
-from bough.cache.disk.keys import Keys
+from bough.cache.disk.keys import PageKeys
 from bough.cache.disk.page_files import KeepReading
-from bough.cache.disk.reader import Reader
-from bough.cache.store.format import MAX_OBJECT_BYTES, POINTS, Object, decode, read_points
-from bough.cache.store.health import Health, StoreCounts
-from bough.cache.store.objects import NotPlain, ObjectStore, Stored, StoreError
-from bough.cache.store.paths import StorePath
+from bough.cache.disk.reader import DiskReader
+from bough.cache.store.format import MAX_OBJECT_BYTES, POINTS, Object, StorePath, decode, read_points
+from bough.cache.store.objects import Health, NotPlain, ObjectStore, StoreCounts, StoredObject, StoreError
 from bough.cache.store.uploader import Uploader
 from bough.cache.tree.address import Address
 
 log = logging.getLogger(__name__)
 
 NUM_READERS = 8
-
-MISSING_S = 10.0
-"""What was not found is not asked for again for so long."""
-
+MISSING_S = 10.0  # an object that was not found is not requested again this soon
 MAX_MISSING = 100_000
-
-SILENT_S = 1.0
-"""A store that has not answered in time is not asked again for so long."""
+SILENT_S = 1.0  # nothing is requested for this long after a store has not answered in time
 
 
 class SharedStore:
-    """Objects below one fingerprint, named under the secret that all machines of a cluster have, until `close`."""
+    """The objects of one fingerprint, named under the secret of the cluster, until `close`."""
 
     def __init__(
         self,
@@ -54,68 +47,54 @@ class SharedStore:
         wall: Callable[[], float] = time.time,
         warn: Callable[[str], None] = log.warning,
     ) -> None:
-        self.keys = Keys(secret, fingerprint, page_tokens)
+        self.keys = PageKeys(secret, fingerprint, page_tokens)
         self.counts = StoreCounts()
         self.health = Health(self.counts, clock, warn)  # of reading
         self.sending = Health(self.counts, clock, warn)  # a store that is full can still be read
         self.budget_bytes = budget_bytes
         self.reader = self._make_reader()
-        self.uploader = Uploader(
-            objects,
-            self.keys,
-            fingerprint,
-            owner,
-            self.sending,
-            self.counts,
-            budget_bytes=budget_bytes,
-            ttl_s=ttl_s,
-            clock=clock,
-            wall=wall,
-        )
-        self._objects = objects
-        self._max_object_bytes = max_object_bytes
-        self.fingerprint = fingerprint
-        self._clock = clock
+        self.uploader = Uploader(objects, self.keys, owner, self.sending, self.counts, budget_bytes, ttl_s, clock, wall)
+        self._objects, self._max_object_bytes, self._clock = objects, max_object_bytes, clock
         self._lock = threading.Lock()
         self._missing: dict[bytes, float] = {}  # names, until when
         self._silent_until = float("-inf")
         self._is_closed = False
         self._start()
 
-    def _make_reader(self) -> Reader[Address, Object]:
-        return Reader(self.read, num_threads=NUM_READERS, name="store")
+    def _make_reader(self) -> DiskReader[Address, Object]:
+        return DiskReader(self.read, num_threads=NUM_READERS, name="store")
 
     def _start(self) -> None:
         self.uploader.start()
 
     def path(self, salt: str) -> StorePath:
-        """An empty path below a salt."""
+        """A new path below a salt."""
         return StorePath(self.keys, salt)
 
     @property
     def is_available(self) -> bool:
-        """Whether it may be asked for something now."""
+        """Whether objects may be requested now."""
         return not self._is_closed and not self.health.is_backing_off and self._clock() >= self._silent_until
 
     def note_silence(self) -> None:
-        """A request has waited for an answer in vain: others do not wait for a moment."""
+        """A request has waited in vain for an answer: for a moment, no other waits."""
         self._silent_until = self._clock() + SILENT_S
 
     def is_missing(self, address: Address) -> bool:
-        """Whether an object was looked for a moment ago, and was not there."""
+        """Whether an object was not found a moment ago."""
         with self._lock:
             until = self._missing.get(self.keys.name(address))
         return until is not None and self._clock() < until
 
     def forget_missing(self, path: StorePath) -> None:
-        """Another machine has just sent what is on a path: it may be looked for again."""
+        """Another machine has just sent the objects of a path: they may be requested again."""
         with self._lock:
             for page in range(path.num_pages):
                 for address in (path.rows(page), path.points(page)):
                     self._missing.pop(self.keys.name(address), None)
 
     def read(self, address: Address, keep_reading: KeepReading) -> Object:
-        """Get an object and check everything about it; raises DiskMiss. For the reader's threads."""
+        """Get and verify an object, on a thread of the reader; raise DiskMiss."""
         if self._is_closed or self.health.is_backing_off:
             raise DiskMiss(UNREADABLE, "the store is left alone for a while")
         try:
@@ -139,10 +118,10 @@ class SharedStore:
             raise DiskSlow(found.nbytes)
         return found
 
-    def _decode(self, address: Address, stored: Stored) -> Object:
+    def _decode(self, address: Address, stored: StoredObject) -> Object:
         if stored.nbytes > self._max_object_bytes:
             raise DiskMiss(DAMAGED, f"it has {stored.nbytes:,} bytes, and at most {self._max_object_bytes:,} are read")
-        found = decode(self.keys, self.fingerprint, address, stored.content)
+        found = decode(self.keys, address, stored.content)
         points = read_points(address, found) if address.group == POINTS else []
         self.uploader.note_seen(address, points)
         return found
@@ -161,19 +140,19 @@ class SharedStore:
         else:
             self.uploader.note_damaged(address)
             key = self.uploader.key(address)
-            self.health.say(miss.reason, f"the store: {key} is {miss.reason}: {miss.detail}; it is computed again")
+            self.health.warnings.say(miss.reason, f"the store: {key} is {miss.reason}: {miss.detail}; it is computed again")
 
     def note_loaded(self, nbytes: int) -> None:
-        """An object has come into the tree."""
+        """Count an object that was taken into the tree."""
         self.counts.loaded += 1
         self.counts.loaded_bytes += nbytes
 
     def clear(self, salt: str | None) -> Callable[[], None]:
-        """Delete what the store has of a salt, or of this model. What is returned waits, and raises StoreError."""
+        """Delete what the store has of a salt, or of this model. The returned function waits, and raises StoreError."""
         return self.uploader.clear(None if salt is None else self.keys.root(salt))
 
     def close(self) -> None:
-        """Send what waits, for a limited time, and end the threads. A second call does nothing."""
+        """Send what is queued, for a limited time, and end the threads. A second call does nothing."""
         if not self._is_closed:
             self.uploader.stop()
             self._is_closed = True
@@ -185,6 +164,5 @@ class SharedStore:
         return self.health.problem or self.sending.problem
 
     def check(self) -> None:
-        """Assert what always holds between calls."""
         self.uploader.check()
         self.reader.check()

@@ -1,1 +1,1 @@
-"""The prefix trie: which token prefixes we hold state for, and what lies on them. Pure: no disk, no clock."""
+"""The prefix trie: which token prefixes we hold state for, with their pages and restore points. Pure: no disk, no clock."""

@@ -1,16 +1,16 @@
-"""Addresses: what stands for a page, a state or a restore point outside this process; and the files that have one."""
+"""Addresses of pages, states and restore points outside this process, and what is stored under them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 POINT = -1
-"""The group of an address that is of a restore point itself, which has no content."""
+"""The group in the address of a restore point itself, which has no content."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """The position in a tree that a page, a state or a restore point belongs to.
+    """The position of a page, a state or a restore point in a tree.
 
     `root` stands for the salt. `before` is the digest of all tokens up to the last page border below `end`, `tokens` are
     the packed tokens from that border up to `end`: together they name the whole prefix. A page holds rows [start, end); a
@@ -33,14 +33,27 @@ class PageBorder:
     digest: bytes
 
 
+@dataclass(frozen=True)
+class PointRecord:
+    """A restore point as the disk's index has it; `reason` is a `Reason`."""
+
+    address: Address
+    reason: int
+    is_kept: bool
+    is_superseded: bool
+    last_used: float
+
+
 @dataclass(eq=False, slots=True)
 class DiskFile:
-    """One file on disk, or one that is to be written. Pages that were cut from one page share its file.
+    """A file on disk, or one that is queued to be written. Pages that were cut from one page share its file.
 
     `is_saved` turns True when file and index are safely written, `has_failed` when they could not be; both are set by the
-    writer. `nbytes` is the size of the file. `num_users` counts the pages and states that refer to it.
+    writer. `name` is a hash of the address, `nbytes` the size of the file. `num_users` counts the pages and states that
+    refer to it.
     """
 
+    name: bytes
     address: Address
     nbytes: int
     last_used: float = 0.0

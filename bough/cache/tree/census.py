@@ -1,13 +1,13 @@
-"""The census of a tree: what it holds, counted as it changes, and a plain record of each node for who looks at it.
+"""The census of a forest: what it holds, counted as it changes, and a plain record of each node for views.
 
-The tries count and note their own changes. So figures cost nothing to read, and a view of the whole tree costs what has
-changed since the last one. Records never change: any thread may read them. While somebody watches the tree, the census also
-keeps which records are new and which nodes are gone since the last look.
+Each trie reports its changes to a `TrieCensus`. So figures cost nothing to read, and a view of the whole tree costs what
+has changed since the last one. Records never change: any thread may read them. While the tree is watched, the census also
+keeps the records that are new, and the nodes that are gone, since each watcher's last look.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
@@ -26,31 +26,35 @@ class TreeCounts:
     points: int = 0
     kept: int = 0
 
-    def change(self, nodes: int = 0, tokens: int = 0, pages: int = 0, points: int = 0, kept: int = 0) -> None:
-        self.nodes += nodes
-        self.tokens += tokens
-        self.pages += pages
-        self.points += points
-        self.kept += kept
+    @staticmethod
+    def of(node: Node) -> TreeCounts:
+        kept = sum(point.kept for point in node.points.values())
+        return TreeCounts(1, node.end - node.start, sum(map(len, node.pages.values())), len(node.points), kept)
 
     @staticmethod
-    def of(nodes: Iterator[Node]) -> TreeCounts:
-        """Count these nodes one by one."""
+    def sum(parts: Iterable[TreeCounts]) -> TreeCounts:
         total = TreeCounts()
-        for node in nodes:
-            if not node.is_root:
-                pages = sum(len(pages) for pages in node.pages.values())
-                kept = sum(point.kept for point in node.points.values())
-                total.change(1, node.end - node.start, pages, len(node.points), kept)
+        for part in parts:
+            total.replace(_NOTHING, part)
         return total
+
+    def replace(self, old: TreeCounts, new: TreeCounts) -> None:
+        """Count `new` in place of `old`."""
+        self.nodes += new.nodes - old.nodes
+        self.tokens += new.tokens - old.tokens
+        self.pages += new.pages - old.pages
+        self.points += new.points - old.points
+        self.kept += new.kept - old.kept
+
+
+_NOTHING = TreeCounts()
 
 
 class NodeRecord(NamedTuple):
-    """A node as it was when it last changed. `parent` is a key, or None below the root. A key is never given again.
+    """A node as it was when it last changed. `parent` is a key, or None below the root. A key is never used again.
 
-    When an edge is split, the node further from the root keeps its key; so it does when two nodes are merged.
-
-    `nbytes` is memory; `tiers` counts pages and states by where their content lies; `number` gives the order of siblings.
+    When an edge is split, the node further from the root keeps its key; so it does when two nodes are merged. `nbytes` is
+    memory; `tiers` counts pages and states by tier; `number` gives the order of siblings.
     """
 
     key: int
@@ -64,17 +68,16 @@ class NodeRecord(NamedTuple):
     tiers: tuple[int, ...]
     points: tuple[int, ...]
     kept: tuple[int, ...]
-    is_pinned: bool
+    is_in_use: bool
     hits: int
     last_used: float
 
     @staticmethod
     def of(node: Node) -> NodeRecord:
         """The record of a node as it is now."""
-        tiers, nbytes, parent = [0] * len(Tier), 0, node.parent
+        tiers, parent = [0] * len(Tier), node.parent
         for item in node.items():
             tiers[item.tier] += 1
-            nbytes += item.nbytes
         return NodeRecord(
             node.key,
             parent.key if parent is not None and parent.parent is not None else None,
@@ -82,57 +85,80 @@ class NodeRecord(NamedTuple):
             node.start,
             node.end,
             node.edge,
-            nbytes,
+            node.nbytes,
             sum(map(len, node.pages.values())),
             tuple(tiers),
             tuple(sorted(node.points)),
             tuple(sorted(at for at, point in node.points.items() if point.kept)),
-            bool(node.pins),
+            bool(node.holds),
             node.hits,
             node.last_used,
         )
 
 
-class TrieRecords:
-    """The records of one trie's nodes. Those of nodes that the census notes as changed are out of date or missing."""
+class TrieCensus:
+    """The counts of one trie, and records of its nodes; those of nodes in `Census.changed` are missing or out of date."""
 
-    def __init__(self) -> None:
-        self.by_node: dict[Node, NodeRecord] = {}
-        self._taken: tuple[NodeRecord, ...] | None = ()  # all of them, until one changes
+    def __init__(self, forest: Census | None = None) -> None:
+        self.counts = TreeCounts()
+        self.records: dict[Node, NodeRecord] = {}
+        self._forest = forest or Census()
+        self._sizes: dict[Node, TreeCounts] = {}  # as they were counted last
+        self._taken: tuple[NodeRecord, ...] | None = ()  # all records, until one changes
 
-    def record(self, node: Node) -> NodeRecord:
+    def note(self, node: Node) -> None:
+        """A node is new, or what is counted or recorded of it has changed. O(its groups and restore points)."""
+        if node.parent is not None:
+            node.key = node.key or next(self._forest.keys)
+            node.number = node.number or node.key
+            self._forest.changed[node] = self
+            self._count(node, TreeCounts.of(node))
+
+    def forget(self, node: Node) -> None:
+        self._count(node, _NOTHING)
+        del self._sizes[node]
+        self._forest.changed.pop(node, None)
+        if self.records.pop(node, None) is not None:
+            self._taken = None
+            self._forest.notify(self, node.key, None)
+
+    def _count(self, node: Node, new: TreeCounts) -> None:
+        old = self._sizes.get(node, _NOTHING)
+        if new != old:
+            self.counts.replace(old, new)
+            self._forest.counts.replace(old, new)
+            self._sizes[node] = new
+
+    def record(self, node: Node) -> None:
         """Make the record of a node, or make it anew."""
-        made = self.by_node[node] = NodeRecord.of(node)
+        self.records[node] = record = NodeRecord.of(node)
         self._taken = None
-        return made
-
-    def forget(self, node: Node) -> bool:
-        """A node was removed; tells whether it had a record."""
-        if self.by_node.pop(node, None) is None:
-            return False
-        self._taken = None
-        return True
+        self._forest.notify(self, node.key, record)
 
     def take(self) -> tuple[NodeRecord, ...]:
-        """All records; costs nothing if none has changed since the last time."""
+        """All records; costs nothing if none has changed since the last call."""
         if self._taken is None:
-            self._taken = tuple(self.by_node.values())
+            self._taken = tuple(self.records.values())
         return self._taken
 
+    def check(self, nodes: Iterable[Node]) -> None:
+        """Assert that the counts are what counting gives, and that a node without a valid record is noted as changed."""
+        sizes = {node: TreeCounts.of(node) for node in nodes if not node.is_root}
+        assert self._sizes == sizes and self.counts == TreeCounts.sum(sizes.values())
+        assert sizes.keys() >= self.records.keys()
+        assert all(node in self._forest.changed or self.records[node] == NodeRecord.of(node) for node in sizes)
 
-class Changes:
-    """What a watcher has not looked at yet.
 
-    `nodes` has the newest record of each changed node, by the records of its trie and by its key; None: the node is gone.
-    Any thread may set `is_over`: then nothing more is noted here, and the census forgets the watcher with the next change.
+class UnseenChanges:
+    """The changes that a watcher has not looked at yet.
+
+    `nodes` has the newest record of each changed node, by trie and key; None: the node is gone. Any thread may set
+    `is_over`: then nothing more is noted here, and the census forgets the watcher with the next change.
     """
 
     def __init__(self) -> None:
-        self.nodes: dict[TrieRecords, dict[int, NodeRecord | None]] = {}
+        self.nodes: dict[TrieCensus, dict[int, NodeRecord | None]] = {}
         self.is_over = False
-
-    def note(self, records: TrieRecords, key: int, record: NodeRecord | None) -> None:
-        self.nodes.setdefault(records, {})[key] = record
 
 
 class Census:
@@ -140,31 +166,21 @@ class Census:
 
     def __init__(self) -> None:
         self.counts = TreeCounts()
-        self.changed: dict[Node, TrieRecords] = {}  # each with the records of its trie; never a root or a removed node
-        self.watchers: list[Changes] = []
-        self._keys = count(1)
-
-    def next_key(self) -> int:
-        """A key for a new node."""
-        return next(self._keys)
+        self.changed: dict[Node, TrieCensus] = {}  # never a root or a removed node
+        self.watchers: list[UnseenChanges] = []
+        self.keys = count(1)
 
     def update(self) -> Iterator[None]:
         """Record the nodes that have changed, one a step. Those that change meanwhile are recorded too."""
         while self.changed:
-            node, records = self.changed.popitem()
-            record = records.record(node)
-            self._tell_watchers(records, record.key, record)
+            node, trie = self.changed.popitem()
+            trie.record(node)
             yield
 
-    def forget(self, node: Node, records: TrieRecords) -> None:
-        """A node of this trie was removed."""
-        self.changed.pop(node, None)
-        if records.forget(node):
-            self._tell_watchers(records, node.key, None)
-
-    def _tell_watchers(self, records: TrieRecords, key: int, record: NodeRecord | None) -> None:
+    def notify(self, trie: TrieCensus, key: int, record: NodeRecord | None) -> None:
+        """Give a new record, or None for a removed node, to the watchers."""
         for watcher in tuple(self.watchers):
             if watcher.is_over:
                 self.watchers.remove(watcher)
             else:
-                watcher.note(records, key, record)
+                watcher.nodes.setdefault(trie, {})[key] = record

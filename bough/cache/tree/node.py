@@ -1,7 +1,8 @@
-"""A node of the trie, its restore points, and the pins of busy lanes.
+"""A node of the trie, its restore points, and the holds of busy lanes.
 
-A node owns the tokens [start, end) of one edge. Its pages lie inside that range, sorted, without overlap, and each inside
-one page border. A window page is there because restore points need it (`Page.users`); a full page because the edge is.
+A node owns the tokens [start, end) of one edge. Its pages are inside that range, sorted, without overlap, and each inside
+one page border. A page of full attention exists as long as its part of the edge, a window page as long as restore points
+or holds need it (`Page.users`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from bough.cache.tree.address import Address
+from bough.cache.tree.address import PointRecord
 from bough.cache.tree.state import Group, Kind, Page, State
 from bough.cache.tree.tokens import TOKEN_BYTES, num_tokens
 
@@ -28,23 +29,12 @@ class Reason(IntEnum):
     SYSTEM = 5  # the end of system text and tools
 
 
-@dataclass(frozen=True)
-class IndexedPoint:
-    """A restore point as the disk's index has it."""
-
-    address: Address
-    reason: Reason
-    kept: bool
-    superseded: bool
-    last_used: float = field(default=0.0, compare=False)
-
-
 @dataclass(eq=False, slots=True)
 class Point:
     """An offset at which every group of the model can be restored: `states` holds one state per recurrent group.
 
-    `kept`: it was asked for, and outlives its unkept peers. `superseded`: a later point of this conversation took its role.
-    `indexed` is what the disk's index says of it, if it is there.
+    `kept`: a client asked for it, and it outlives its unkept peers. `superseded`: a later point of this conversation took
+    its role. `indexed` is its record in the disk's index, if any.
     """
 
     offset: int
@@ -52,7 +42,7 @@ class Point:
     states: dict[Group, State] = field(default_factory=dict)
     kept: bool = False
     superseded: bool = False
-    indexed: IndexedPoint | None = None
+    indexed: PointRecord | None = None
 
     @property
     def is_redundant(self) -> bool:
@@ -63,10 +53,10 @@ class Point:
 
 
 @dataclass(eq=False, slots=True)
-class Pin:
+class Hold:
     """A busy lane's hold on the path up to `offset`: rows below are not evicted.
 
-    While the lane adopts (`is_adopting`), the restore point at `offset` is not evicted either.
+    While the lane adopts (`is_adopting`), neither is the restore point at `offset`.
     """
 
     node: Node
@@ -74,46 +64,29 @@ class Pin:
     is_adopting: bool = False
 
     def move(self, node: Node, offset: int) -> None:
-        self.node.pins.discard(self)
+        self.node.holds.discard(self)
         self.node, self.offset = node, offset
-        node.pins.add(self)
+        node.holds.add(self)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Node:
     """One edge of the trie and what is held for it. The root has an empty edge and starts at 0."""
 
-    __slots__ = (
-        "children",
-        "edge",
-        "has_holes",
-        "hits",
-        "key",
-        "last_used",
-        "number",
-        "pages",
-        "parent",
-        "pins",
-        "points",
-        "previous_used",
-        "stamp",
-        "start",
-    )
-
-    def __init__(self, parent: Node | None, start: int, edge: bytes, now: float = 0.0) -> None:
-        self.parent = parent
-        self.start = start
-        self.edge = edge
-        self.children: dict[int, Node] = {}
-        self.pages: dict[Group, list[Page]] = {}
-        self.points: dict[int, Point] = {}
-        self.pins: set[Pin] = set()
-        self.last_used = now
-        self.previous_used = float("-inf")
-        self.hits = 0
-        self.has_holes = False  # a full row is missing, after a load that failed
-        self.key = 0  # no other node of the forest has had it; the root has none
-        self.number = 0  # siblings with a lower one come first
-        self.stamp = 0  # entries of the eviction heap with an older stamp are stale
+    parent: Node | None
+    start: int
+    edge: bytes
+    last_used: float = 0.0
+    previous_used: float = float("-inf")
+    hits: int = 0
+    children: dict[int, Node] = field(default_factory=dict)  # by first token
+    pages: dict[Group, list[Page]] = field(default_factory=dict)
+    points: dict[int, Point] = field(default_factory=dict)  # by offset
+    holds: set[Hold] = field(default_factory=set)
+    has_holes: bool = False  # a row of full attention is missing, after a load that failed
+    key: int = 0  # given by the census; no other node of the forest has had it; the root has none
+    number: int = 0  # given by the census, and passed on in the trie; siblings with a lower one come first
+    stamp: int = 0  # entries of the eviction heap with an older stamp are stale
 
     @property
     def end(self) -> int:
@@ -133,20 +106,19 @@ class Node:
 
     @property
     def nbytes(self) -> int:
-        """Memory that all pages and states of this node occupy, on the device and on the host."""
+        """The memory of all pages and states of this node, on the device and on the host."""
         return sum(item.nbytes for item in self.items())
 
     def items(self) -> Iterator[Page | State]:
-        """Every page and state of this node, wherever its content lies."""
         for pages in self.pages.values():
             yield from pages
         for point in self.points.values():
             yield from point.states.values()
 
     @property
-    def pinned_to(self) -> int:
-        """Rows below this offset are not evicted, because a busy lane stands on them."""
-        return max((pin.offset for pin in self.pins), default=self.start)
+    def held_here_to(self) -> int:
+        """Rows below this offset are not evicted: a busy lane uses them."""
+        return max((hold.offset for hold in self.holds), default=self.start)
 
     def touch(self, now: float) -> None:
         """Count a use at `now`. Two uses at one moment are one for recency."""
@@ -156,21 +128,19 @@ class Node:
 
     def path(self) -> list[Node]:
         """The nodes from below the root down to this one."""
-        nodes = []
-        node = self
+        nodes, node = list[Node](), self
         while node.parent is not None:
             nodes.append(node)
             node = node.parent
-        nodes.reverse()
-        return nodes
+        return nodes[::-1]
 
     def deepest_point(self, limit: int, *, kept: bool = False) -> int | None:
-        """The largest restore point at or below `limit` in this edge; of the kept ones only, if asked."""
+        """The largest restore point at or below `limit` in this edge, or the largest kept one."""
         offsets = (at for at, point in self.points.items() if at <= limit and (point.kept or not kept))
         return max(offsets, default=None)
 
     def pages_between(self, group: Group, start: int, end: int) -> list[Page]:
-        """The pages of `group` in this node that hold rows of [start, end), in order; none if that range is empty."""
+        """The pages of `group` in this node that hold rows of [start, end), in order."""
         if start >= end:
             return []
         pages = self.pages.get(group, [])
@@ -179,7 +149,7 @@ class Node:
         return pages[first:last]
 
     def missing_between(self, group: Group, start: int, end: int, page_tokens: int) -> Iterator[tuple[int, int]]:
-        """The ranges of [start, end) in this edge for which no page is held, cut at page borders."""
+        """The ranges of [start, end) in this edge without a page, cut at page borders."""
         at = max(start, self.start)
         end = min(end, self.end)
         held = [(page.start, page.end) for page in self.pages_between(group, at, end)]
@@ -191,7 +161,7 @@ class Node:
             at = max(at, high)
 
 
-def needs(user: Point | Pin, page: Page) -> bool:
+def needs(user: Point | Hold, page: Page) -> bool:
     """Whether restoring at the user's offset needs rows of this window page."""
     assert page.group.kind is Kind.WINDOW
     return page.group.first_needed(user.offset) < page.end and page.start < user.offset

@@ -1,7 +1,7 @@
 """The plan: the deepest offset that every group of a model can be restored to.
 
-Pure functions over intervals. A group can stand at an offset either because an idle lane already holds what that needs
-or because the tree does; offset 0 is always possible. Nothing is moved here: plan first, then move.
+Pure functions over intervals. A group can be restored to an offset if an idle lane or the tree holds what that needs;
+offset 0 is always possible. Nothing is moved here: plan first, then move.
 """
 
 from __future__ import annotations
@@ -13,48 +13,48 @@ from bough.cache.tree.node import Node
 from bough.cache.tree.state import Group, Kind, Lane
 
 Interval = tuple[int, int]
-"""Offsets [low, high], both included: a lane can stand at each of them."""
+"""Offsets [low, high], both included, that a group can be restored to."""
 
 
 @dataclass(frozen=True)
-class Live:
-    """What an idle lane shares with a prompt: `shared` of its `offset` tokens, and its rows from `first_rows` on."""
+class LiveRows:
+    """An idle lane's part of a prompt: `shared` of its `offset` tokens, and its rows from `first_rows` on."""
 
     shared: int
     offset: int
     first_rows: Mapping[Group, int]
 
     @classmethod
-    def of(cls, lane: Lane, shared: int, groups: Sequence[Group]) -> Live:
+    def of(cls, lane: Lane, shared: int, groups: Sequence[Group]) -> LiveRows:
         rows = {group: lane.first_row(group) for group in groups if group.kind is not Kind.RECURRENT}
         return cls(shared, lane.offset, rows)
 
     @classmethod
-    def nothing(cls, groups: Sequence[Group]) -> Live:
-        """What a lane shares that holds nothing of the prompt."""
+    def nothing(cls, groups: Sequence[Group]) -> LiveRows:
+        """A lane without anything of the prompt."""
         return cls(0, -1, dict.fromkeys(groups, 0))
 
     def reach(self, group: Group) -> list[Interval]:
-        """The offsets that this lane can return to by itself, for one group."""
+        """The offsets to which this lane can restore one group by itself."""
         if group.kind is Kind.RECURRENT:
             return [(self.offset, self.offset)] if self.shared == self.offset else []
-        return _standing_on(group, [(self.first_rows[group], self.shared)])
+        return _reach_of_rows(group, [(self.first_rows[group], self.shared)])
 
     def can_stand(self, group: Group, offset: int) -> bool:
-        """Whether this lane can return to `offset` by itself, for one group."""
+        """Whether this lane can restore one group to `offset` by itself."""
         return any(low <= offset <= high for low, high in self.reach(group))
 
 
 def tree_reach(group: Group, path: Sequence[Node], matched: int) -> list[Interval]:
-    """The offsets up to `matched` that the tree alone can restore one group to, along a path."""
+    """The offsets up to `matched` to which the tree alone can restore one group, along a path."""
     if group.kind is Kind.RECURRENT:
         points = (point for node in path for point in node.points.values())
         return sorted((p.offset, p.offset) for p in points if group in p.states and p.offset <= matched)
-    return _standing_on(group, _held_rows(group, path, matched))
+    return _reach_of_rows(group, _held_rows(group, path, matched))
 
 
 def _held_rows(group: Group, path: Sequence[Node], matched: int) -> list[Interval]:
-    """The row ranges that the path holds, joined where they touch; [a, b) as (a, b)."""
+    """The row ranges [a, b) on the path as (a, b), joined where they touch."""
     if group.kind is Kind.FULL and not any(node.has_holes for node in path):
         return [(0, matched)]
     rows: list[Interval] = []
@@ -68,7 +68,7 @@ def _held_rows(group: Group, path: Sequence[Node], matched: int) -> list[Interva
     return rows
 
 
-def _standing_on(group: Group, rows: Iterable[Interval]) -> list[Interval]:
+def _reach_of_rows(group: Group, rows: Iterable[Interval]) -> list[Interval]:
     """The offsets t whose rows [first_needed(t), t) lie inside one of the given row ranges."""
     if group.kind is Kind.FULL:
         return [(0, high) for low, high in rows if low == 0]
@@ -77,17 +77,16 @@ def _standing_on(group: Group, rows: Iterable[Interval]) -> list[Interval]:
 
 
 def deepest(reaches: Sequence[Sequence[Interval]], limit: int) -> int:
-    """The largest offset ≤ limit that lies in every group's intervals, or 0."""
-    at, settled = limit, False
-    while not settled and at > 0:
+    """The largest offset ≤ limit in the intervals of every group, or 0."""
+    at, before = limit, -1
+    while at != before:
         before = at
         for reach in reaches:
             at = max((min(high, at) for low, high in reach if low <= at), default=0)
-        settled = at == before
     return at
 
 
-def plan(groups: Sequence[Group], path: Sequence[Node], matched: int, live: Live, limit: int) -> int:
+def plan(groups: Sequence[Group], path: Sequence[Node], matched: int, live: LiveRows, limit: int) -> int:
     """The deepest offset ≤ limit at which every group can be restored, each from the lane or from the tree.
 
     Full attention may take its first rows from the lane and the rest from the tree.
@@ -95,7 +94,7 @@ def plan(groups: Sequence[Group], path: Sequence[Node], matched: int, live: Live
     return deepest([_reach(group, path, matched, live) for group in groups], limit)
 
 
-def _reach(group: Group, path: Sequence[Node], matched: int, live: Live) -> list[Interval]:
+def _reach(group: Group, path: Sequence[Node], matched: int, live: LiveRows) -> list[Interval]:
     if group.kind is not Kind.FULL:
         return live.reach(group) + tree_reach(group, path, matched)
     at = live.shared

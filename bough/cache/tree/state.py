@@ -1,4 +1,4 @@
-"""What a node holds and what an engine's lane can do: the nouns between the tree and the engines.
+"""Groups, pages, states and lanes: the contract between the tree and the engines.
 
 The cache core never looks inside `Page.rows` or `State.data`; an engine never looks at the tree. All offsets count tokens
 from the start of the sequence, and all ranges are half-open.
@@ -20,11 +20,11 @@ Range = tuple[int, int]
 """Tokens [start, end), counted from the root."""
 
 Buffer = bytes | bytearray | memoryview
-"""Plain bytes: the content of a page or state as it is written to disk and read back."""
+"""The content of a page or state as it is written to disk and read back."""
 
 
 def page_ranges(start: int, end: int, page_tokens: int) -> list[Range]:
-    """[start, end) cut at page borders; nothing if it is empty."""
+    """[start, end) cut at page borders."""
     if start >= end:
         return []
     borders = range((start // page_tokens + 1) * page_tokens, end, page_tokens)
@@ -32,9 +32,9 @@ def page_ranges(start: int, end: int, page_tokens: int) -> list[Range]:
 
 
 class Tier(IntEnum):
-    """Where the content of a page or state lies, the fastest first. On a CPU, device and host are one tier: DEVICE.
+    """Where the content of a page or state is, the fastest first. On a CPU, device and host are one tier: DEVICE.
 
-    No item of the tree lies in the store, which machines share: what is found there is brought to one of the others.
+    No item of the tree is in the store, which machines share: what is found there is copied to another tier.
     """
 
     DEVICE = 0
@@ -65,7 +65,7 @@ class Group:
     window: int = 0
 
     def first_needed(self, offset: int) -> int:
-        """The first row that a lane standing at `offset` still needs: rows [first_needed, offset) restore this group."""
+        """The first row needed to go on from `offset`: rows [first_needed, offset) restore this group."""
         if self.kind is Kind.FULL:
             return 0
         if self.kind is Kind.WINDOW:
@@ -73,7 +73,6 @@ class Group:
         return offset
 
     def needed_bytes(self, offset: int) -> int:
-        """Bytes of what restores this group at `offset`."""
         if self.kind is Kind.RECURRENT:
             return self.state_bytes
         return (offset - self.first_needed(offset)) * self.bytes_per_token
@@ -81,9 +80,9 @@ class Group:
 
 @dataclass(eq=False)
 class Block:
-    """Device memory in which rows lie that follow each other in a sequence, for pages and lanes together.
+    """Device memory with consecutive rows of a sequence, which pages and lanes share.
 
-    Whoever uses it, its bytes count once: for the tree, if a page of the tree lies in it, else for the first of the lanes.
+    Its bytes count once: for the tree, if a page of the tree is in it, else for the first of the lanes.
     """
 
     nbytes: int
@@ -93,10 +92,10 @@ class Block:
 class Page:
     """The rows [start, end) of one group, all its layers; never across a page border.
 
-    `rows` belongs to the engine, None on disk; `nbytes` is the memory that it takes in its tier. Where lanes and pages
-    share memory, `block` is the one that it lies in on the device, which is counted instead of `nbytes`; else it has memory
-    of its own. `users` are the restore points and pins that need a window page. `files` are the files on disk that hold
-    rows of it, each with the range for which that is so: a file may hold rows of another branch beyond it.
+    `rows` is the engine's, None on disk; `nbytes` is the memory that it takes in its tier. Where lanes and pages share
+    memory, `block` is its block on the device, which is counted instead of `nbytes`. `users` are the restore points and
+    holds that need a window page. `files` are the files on disk that hold rows of it, each with the range of these rows:
+    beyond it a file may hold rows of another branch.
     """
 
     group: Group
@@ -111,18 +110,17 @@ class Page:
 
     @property
     def span(self) -> Range:
-        """The rows [start, end)."""
         return self.start, self.end
 
     @property
     def content_bytes(self) -> int:
-        """How much there is to move, wherever it lies."""
+        """The bytes to move, in any tier."""
         return (self.end - self.start) * self.group.bytes_per_token
 
 
 @dataclass(eq=False, slots=True)
 class State:
-    """The whole state of one recurrent group at one offset. `data` is the engine's, None on disk; the rest as in a page."""
+    """The whole state of one recurrent group at one offset. `data` is the engine's, None on disk; else as Page."""
 
     group: Group
     offset: int
@@ -133,12 +131,10 @@ class State:
 
     @property
     def span(self) -> Range:
-        """The offset, twice."""
         return self.offset, self.offset
 
     @property
     def content_bytes(self) -> int:
-        """How much there is to move, wherever it lies."""
         return self.group.state_bytes
 
 
@@ -146,13 +142,13 @@ Item = Page | State
 
 
 @dataclass(frozen=True)
-class Source:
+class GroupSource:
     """Where a lane takes one group from when it adopts an offset t.
 
     full       rows [0, live) stay as they are, `pages` cover [live, t); the first may begin before `live`
     window     either live > 0 and no pages: the lane's own rows reach t; or `pages` cover [first_needed(t), t),
                and the first may begin before that
-    recurrent  either live == t and no state: the lane's own state stands at t; or `state` is the one at t
+    recurrent  either live == t and no state: the lane's own state is at t; or `state` is the one at t
     At t = 0 a source is empty: the group starts anew.
     """
 
@@ -163,18 +159,18 @@ class Source:
 
 @dataclass(frozen=True)
 class Incoming:
-    """What a lane is about to adopt: it will stand at `offset`.
+    """The rows that a lane is about to adopt at `offset`.
 
-    `copied` are the rows of each group that pages below the device hold, in their order: they need memory of the lane's
-    own. All other rows it has already, or takes from pages on the device.
+    `copied` are the rows of each group that come from tiers below the device, in order: they need memory of the lane's own.
+    All other rows the lane has already, or takes from pages on the device.
     """
 
     offset: int
     copied: Mapping[Group, Sequence[Range]] = field(default_factory=dict)
 
 
-class Span(NamedTuple):
-    """Rows [start, end) of a lane that can be published as one page, and the block that they lie in, if any."""
+class RowSpan(NamedTuple):
+    """Rows [start, end) of a lane that can be published as one page, and their block, if any."""
 
     start: int
     end: int
@@ -182,172 +178,138 @@ class Span(NamedTuple):
 
 
 class Lane(Protocol):
-    """One live sequence on the device. How it holds its rows is the engine's business.
+    """One live sequence on the device. The engine decides how it holds its rows.
 
-    All groups of a lane stand at one offset between calls; an engine that fails in the middle of a forward pass may leave
-    them apart, and then only `adopt` from offset 0 or `clear` is allowed, or `adopt` on a lane of full attention alone.
+    All groups of a lane are at one offset between calls. After an engine fails in a forward pass they may differ, and then
+    only `adopt` from offset 0 or `clear` is allowed, or `adopt` on a lane of full attention alone.
     """
 
     @property
     def offset(self) -> int:
         """Tokens evaluated or adopted so far."""
-        ...
 
     @property
     def nbytes(self) -> int:
-        """Device memory that this lane occupies now, or that was reserved for it; without blocks that pages lie in."""
-        ...
+        """Device memory that this lane occupies, or that is reserved for it, without blocks that pages use."""
 
     @property
     def own_bytes(self) -> int:
-        """The part of `nbytes` that lies in no block: what was reserved and is not used yet, and what it never shares."""
-        ...
+        """The part of `nbytes` outside of blocks: what is reserved and not used yet, and what it never shares."""
 
     @property
     def shares_rows(self) -> bool:
         """Whether `adopt` and `publish` pass blocks by reference instead of copying rows.
 
-        Publishing rows of full attention then costs no memory. A block with rows of a window costs its bytes, the first
-        time: the lane needs another one in its place when it goes on.
+        Publishing rows of full attention then costs no memory. A block with rows of a window costs its bytes the first
+        time: the lane needs another one when it goes on.
         """
-        ...
 
     def blocks(self) -> Iterable[Block]:
-        """The blocks that this lane holds rows in; none if it does not share rows."""
-        ...
+        """The blocks with rows of this lane; none if it does not share rows."""
 
     def bytes_for(self, num_tokens: int, incoming: Incoming | None = None) -> int:
-        """What `nbytes` will be after `reserve(num_tokens, incoming)`. Never less than now."""
-        ...
+        """`nbytes` after `reserve(num_tokens, incoming)`; never less than now."""
 
     def bytes_after_clear(self, num_tokens: int, incoming: Incoming | None = None) -> int:
-        """What `nbytes` will be after `clear()` and `reserve(num_tokens, incoming)`."""
-        ...
+        """`nbytes` after `clear()` and `reserve(num_tokens, incoming)`."""
 
     def peak_for(self, num_tokens: int, incoming: Incoming | None = None) -> int:
-        """The most that this lane occupies while `reserve(num_tokens, incoming)` runs, its present memory included."""
-        ...
+        """The most that this lane occupies during `reserve(num_tokens, incoming)`, its present memory included."""
 
     def reserve(self, num_tokens: int, incoming: Incoming | None = None) -> None:
         """Make room for rows [0, num_tokens), keeping live ones.
 
-        `incoming` is what the lane will adopt next; without it, it goes on from where it stands. Lanes that copy rows make
-        room for all of them.
+        `incoming` is what the lane will adopt next; without it, it goes on from its offset. Lanes that copy rows make room
+        for all of them.
         """
-        ...
 
     def drop_reserve(self) -> None:
-        """Give back what was reserved and can be given back without moving a row: the lane is idle from now on."""
-        ...
+        """Release the reserved memory that can be released without moving a row: the lane becomes idle."""
 
     def first_row(self, group: Group) -> int:
-        """The lowest row of a row group that this lane still holds; it holds [first_row, offset).
+        """The first row of a group that this lane still holds; it holds [first_row, offset).
 
         After an evaluation of [a, b), a window group still holds [first_needed(a), b), until the next one.
         """
-        ...
 
-    def adopt(self, offset: int, sources: Mapping[Group, Source]) -> None:
-        """Stand at `offset`, taking each group from its source. There is one source for each group, room is reserved.
+    def adopt(self, offset: int, sources: Mapping[Group, GroupSource]) -> None:
+        """Go to `offset`, taking each group from its source, after room was reserved.
 
-        Pages and states may lie on the device or on the host; they stay where they are.
+        Pages and states may be on the device or on the host, and stay there.
         """
-        ...
 
-    def spans(self, group: Group, start: int, end: int) -> list[Span]:
-        """Rows [start, end) within a page border, which this lane holds, as they can be published: cut between blocks."""
-        ...
+    def spans(self, group: Group, start: int, end: int) -> list[RowSpan]:
+        """Rows [start, end) of this lane within a page border, cut between blocks, so that each span can be published."""
 
     def publish(self, group: Group, start: int, end: int) -> Page:
-        """A new page with rows [start, end), which this lane holds and which lie within one of its `spans`."""
-        ...
+        """A new page with rows [start, end) of this lane, which are within one of its `spans`."""
 
     def capture(self, group: Group) -> State:
-        """A new state: this recurrent group as it is now, at `offset`."""
-        ...
+        """A new state of this recurrent group at the present offset."""
 
     def clear(self) -> None:
-        """Go back to offset 0 and give all memory back."""
-        ...
+        """Go back to offset 0 and release all memory."""
 
 
 class PageStore(Protocol):
-    """What an engine does with pages and states that have left their lane.
-
-    A call that fails raises EngineError and leaves the given pages as they are.
-    """
+    """Pages and states outside of lanes. A call that fails raises EngineError and leaves the given pages as they are."""
 
     @property
     def groups(self) -> Sequence[Group]:
-        """Every group of the model, in a fixed order; a model may have none of a kind."""
-        ...
+        """Every group of the model, in a fixed order."""
 
     def device_bytes(self, item: Page | State) -> int:
-        """Device memory that the content of an item would take there: for rows in blocks, a whole block."""
-        ...
+        """The memory of an item on the device: for rows in blocks, a whole block."""
 
     def cut(self, page: Page, at: int) -> tuple[Page, Page]:
-        """Rows [start, at) and [at, end) as two new pages, in one block or each in its own memory. The page is consumed."""
-        ...
+        """Rows [start, at) and [at, end) as two new pages, in one block or each in its own memory; consumes the page."""
 
     def can_join(self, left: Page, right: Page) -> bool:
-        """Whether neighbours in one tier can become one page: not if they lie in different blocks."""
-        ...
+        """Whether neighbours in one tier can become one page: not if they are in different blocks."""
 
     def join(self, left: Page, right: Page) -> Page:
-        """Rows [a, b) and [b, c) as one new page [a, c). Both given pages are consumed."""
-        ...
+        """Rows [a, b) and [b, c) as one new page [a, c); consumes both pages."""
 
     def release(self, item: Page | State) -> None:
-        """Give the memory back. Each page and state is consumed or released exactly once."""
-        ...
+        """Release the memory. Each page and state is consumed or released exactly once."""
 
 
 class ContentStore(PageStore, Protocol):
-    """A page store that can also move content between tiers and turn it into plain bytes."""
+    """A page store that also moves content between tiers and packs it as plain bytes."""
 
     @property
     def has_host(self) -> bool:
-        """Whether the device's memory is apart from the host's: only then is there a host tier."""
-        ...
+        """Whether device and host memory are separate: only then is there a host tier."""
 
     def pack(self, item: Page | State) -> Buffer | None:
-        """The content as plain bytes, from memory that does not change; None if the item has no content any more.
+        """The content as plain bytes that do not change; None if the item has no content any more.
 
-        The one call that another thread may make at any time.
+        Any thread may call this, at any time; the other methods are for the engine's thread.
         """
-        ...
 
     def packed_bytes(self, item: Page | State) -> int:
-        """How many bytes `pack` gives."""
-        ...
+        """The number of bytes that `pack` returns."""
 
     def unpack_page(self, group: Group, start: int, end: int, data: Buffer, tier: Tier = Tier.DEVICE) -> Page:
-        """A new page in a tier from what `pack` gave. Raises ValueError, with the numbers, if the size does not fit.
+        """A new page in a tier from packed bytes. Raise ValueError, with the numbers, if the size does not fit.
 
-        `data` is the engine's from now on: it may keep it instead of copying it.
+        The engine takes ownership of `data` and may keep it instead of copying it.
         """
-        ...
 
     def unpack_state(self, group: Group, offset: int, data: Buffer, tier: Tier = Tier.DEVICE) -> State:
-        """A new state in a tier from what `pack` gave; as `unpack_page`."""
-        ...
+        """A new state in a tier from packed bytes; as `unpack_page`."""
 
     def to_host(self, item: Page | State) -> None:
-        """Move the content to host memory, in place, without waiting for the copy. Only where there is a host tier.
+        """Move the content to the host tier, in place, without waiting for the copy.
 
-        Raises EngineError or MemoryError if there is no memory for it; the item is then as it was.
+        Raise EngineError or MemoryError if there is no memory for it; the item then stays as it was.
         """
-        ...
 
     def to_device(self, item: Page | State) -> None:
-        """Move the content back to the device, in place; as `to_host`."""
-        ...
+        """Move the content to the device, in place; as `to_host`."""
 
     def host_bytes(self) -> int:
-        """Host memory that was taken for pages and states, whether they use it just now or not."""
-        ...
+        """Host memory that is allocated for pages and states, in use or not."""
 
     def host_seconds_per_byte(self) -> float | None:
-        """What bringing a byte from the host to a lane took lately; None if nothing was brought yet."""
-        ...
+        """The recent time per byte from the host to a lane; None before the first."""

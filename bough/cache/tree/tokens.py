@@ -5,19 +5,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 
-TOKEN_BYTES = 4
-assert array("i").itemsize == TOKEN_BYTES
+from bough.tokens import TOKEN_BYTES as TOKEN_BYTES
 
 Tokens = Sequence[int] | bytes
 
 
 def pack(tokens: Iterable[int] | bytes) -> bytes:
-    """The ids as packed bytes; packed bytes come back as they are."""
+    """Pack ids; packed bytes are returned as they are."""
     return tokens if isinstance(tokens, bytes) else array("i", tokens).tobytes()
 
 
 def unpack(packed: bytes) -> list[int]:
-    """The ids of packed bytes."""
     return array("i", packed).tolist()
 
 
@@ -26,14 +24,13 @@ def num_tokens(packed: bytes) -> int:
 
 
 def cut(packed: bytes, start: int, end: int | None = None) -> bytes:
-    """The tokens [start, end) of packed bytes."""
     return packed[start * TOKEN_BYTES : None if end is None else end * TOKEN_BYTES]
 
 
 def common_prefix(edge: bytes, tokens: bytes, start: int = 0) -> int:
-    """How many leading tokens of `edge` stand in `tokens` from token `start` on.
+    """How many leading tokens of `edge` are in `tokens` from token `start` on.
 
-    Whole edges, the usual case, cost one comparison; a divergence is found by halving, O(n) bytes compared in all.
+    A whole edge, the usual case, costs one comparison; a divergence is found by halving, O(n) bytes compared in all.
     """
     at = start * TOKEN_BYTES
     if tokens.startswith(edge, at):

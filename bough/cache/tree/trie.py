@@ -8,24 +8,26 @@ Always true between calls (`check` asserts it):
 - no two siblings start with the same token, and only the root's edge is empty;
 - each row of a full-attention edge is held by exactly one page of that node, or the node is marked as having holes;
 - pages lie inside their edge and inside one page border, sorted, without overlap;
-- a window page has at least one user, and every user lies on a path through its node;
-- points lie in (start, end], pins too (at 0 for the root), and a pin knows its node;
-- the counts are what counting gives, and a node without a valid record is noted as changed.
+- a window page has at least one user, and every user is on a path through its node;
+- points lie in (start, end], holds too (at 0 for the root), and a hold knows its node;
+- the census has noted every change.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from bough.cache.tree.census import Census, NodeRecord, TreeCounts, TrieRecords
-from bough.cache.tree.node import Node, Pin, Point, Reason, needs
+from bough.cache.tree.census import TrieCensus
+from bough.cache.tree.node import Hold, Node, Point, Reason, needs
 from bough.cache.tree.state import PAGE_TOKENS, Group, Kind, Page, PageStore, State, Tier
 from bough.cache.tree.tokens import Tokens, common_prefix, cut, num_tokens, pack
 from bough.errors import EngineError
+
+MAX_UNBRANCHED = 64
+"""A match may cross this many edges where no path parts. If it crosses more, they are merged when a session closes."""
 
 Publish = Callable[[Group, int, int], Iterable[Page]]
 """Makes the pages that hold these rows, one after the other."""
@@ -39,6 +41,11 @@ class Match:
     path: list[Node]  # below the root; the last node may be matched in part
     node: Node  # where the match ends: the path's last node, or the root
 
+    def is_kept(self, end: int) -> bool:
+        """Whether all tokens up to `end` were found, with a restore point there that was asked to be kept."""
+        point = self.node.points.get(end)
+        return self.length >= end and point is not None and point.kept
+
 
 def _start(page: Page) -> int:
     return page.start
@@ -49,7 +56,6 @@ class TrieMemory(PageStore, Protocol):
 
     def forget_point(self, point: Point) -> None:
         """A restore point was dropped; its states are released one by one."""
-        ...
 
 
 M = TypeVar("M", bound=TrieMemory)
@@ -63,32 +69,22 @@ class NoMemory:
     def forget_point(self, point: Point) -> None:
         pass
 
-    def device_bytes(self, item: Page | State) -> int:
+    def _refuse(self, *args: Any, **named: Any) -> NoReturn:
         raise AssertionError("this trie holds no pages")
 
-    def cut(self, page: Page, at: int) -> tuple[Page, Page]:
-        raise AssertionError("this trie holds no pages")
-
-    def can_join(self, left: Page, right: Page) -> bool:
-        raise AssertionError("this trie holds no pages")
-
-    def join(self, left: Page, right: Page) -> Page:
-        raise AssertionError("this trie holds no pages")
-
-    def release(self, item: Page | State) -> None:
-        raise AssertionError("this trie holds no pages")
+    device_bytes = cut = can_join = join = release = _refuse
 
 
 class Trie(Generic[M]):
     """A compressed trie over token ids with pages and restore points on its edges, and the memory that these take.
 
-    `root_id` stands for the salt in addresses. The census is that of the forest to which the trie belongs. `version` grows
-    with every change of the edges, and of what can be restored along them: while it stays, a match and what is planned
-    along it stay the same.
+    `root_id` stands for the salt in addresses. `census` notes every change. `version` grows with every change of the
+    edges, and of what can be restored along them: while it stays, so does a match and what is planned along it. `chains`
+    are the ends of paths that have too many unbranched edges; a session that closes merges these.
     """
 
     def __init__(
-        self, memory: M, page_tokens: int = PAGE_TOKENS, *, root_id: bytes = b"", census: Census | None = None
+        self, memory: M, page_tokens: int = PAGE_TOKENS, *, root_id: bytes = b"", census: TrieCensus | None = None
     ) -> None:
         self.memory = memory
         self.page_tokens = page_tokens
@@ -96,28 +92,13 @@ class Trie(Generic[M]):
         self.root_id = root_id
         self.root = Node(None, 0, b"")
         self.version = 0
-        self.counts = TreeCounts()
-        self.records = TrieRecords()
-        self._census = census or Census()
-        self._numbers = count(1)
+        self.chains: set[Node] = set()
+        self.census = census or TrieCensus()
 
-    def note(self, node: Node) -> None:
-        """Something about a node has changed that its record shows. Changes by this class are noted already."""
-        if node.parent is not None:
-            self._census.changed[node] = self.records
+    def match(self, tokens: Tokens, start: Hold | None = None) -> Match:
+        """Find the longest known prefix of `tokens`, or of the tokens up to the hold `start` and these.
 
-    def count(self, nodes: int = 0, tokens: int = 0, pages: int = 0, points: int = 0, kept: int = 0) -> None:
-        """Count what was added or removed. Changes by this class are counted already."""
-        self.counts.change(nodes, tokens, pages, points, kept)
-        self._census.counts.change(nodes, tokens, pages, points, kept)
-
-    def _forget(self, node: Node) -> None:
-        self._census.forget(node, self.records)
-
-    def match(self, tokens: Tokens, start: Pin | None = None) -> Match:
-        """Find the longest known prefix of `tokens`, changing nothing.
-
-        With a pin to start from, `tokens` are those that follow the pin; what is before them costs nothing.
+        Changes no node; a path with too many unbranched edges is noted in `chains`.
         """
         packed = pack(tokens)
         view = memoryview(packed).cast("i")
@@ -132,6 +113,8 @@ class Trie(Generic[M]):
             node = child
             path.append(node)
             length += common_prefix(node.edge, packed, length)
+        if len(path) > MAX_UNBRANCHED and sum(len(each.children) == 1 for each in path) > MAX_UNBRANCHED:
+            self.chains.add(node)
         return Match(at + length, path, node)
 
     def append(self, parent: Node, tokens: Tokens, now: float = 0.0) -> Node:
@@ -139,32 +122,27 @@ class Trie(Generic[M]):
         child = Node(parent, parent.end, pack(tokens), now)
         assert child.edge and child.first_token not in parent.children
         parent.children[child.first_token] = child
-        child.key, child.number = self._census.next_key(), next(self._numbers)
-        self.count(nodes=1, tokens=num_tokens(child.edge))
-        self.note(child)
         self.version += 1
+        self.census.note(child)
         return child
 
     def grow(self, leaf: Node, tokens: Tokens) -> None:
-        """Lengthen the edge of an unbranched leaf."""
         assert leaf.is_leaf and not leaf.is_root
-        more = pack(tokens)
-        leaf.edge += more
+        leaf.edge += pack(tokens)
         self.version += 1
-        self.count(tokens=num_tokens(more))
-        self.note(leaf)
+        self.census.note(leaf)
 
     def split(self, node: Node, at: int) -> Node:
         """Part the edge at `at`: the node stays the tail, the new head is returned.
 
-        The page across the cut becomes two; restore points and pins at or before it go to the head.
+        The page across the cut becomes two; restore points and holds at or before it go to the head.
         """
         assert node.parent is not None and node.start < at < node.end
         self.version += 1
-        for pages in node.pages.values():
-            self._cut_across(pages, at)  # first: if this fails, the trie is as it was
+        self._cut_across(node, at)  # first: if this fails, the trie is as it was
         head = Node(node.parent, node.start, cut(node.edge, 0, at - node.start), node.last_used)
         head.previous_used, head.hits, head.has_holes = node.previous_used, node.hits, node.has_holes
+        head.number = node.number
         node.parent.children[head.first_token] = head
         node.parent, node.start, node.edge = head, at, cut(node.edge, at - node.start)
         head.children[node.first_token] = node
@@ -173,51 +151,53 @@ class Trie(Generic[M]):
             node.pages[group] = [page for page in pages if page.start >= at]
         for point in [point for point in node.points.values() if point.offset <= at]:
             head.points[point.offset] = node.points.pop(point.offset)
-        for pin in [pin for pin in node.pins if pin.offset <= at]:
-            pin.move(head, pin.offset)
-        head.key = self._census.next_key()
-        head.number, node.number = node.number, next(self._numbers)
-        self.count(nodes=1)
-        self.note(head)
-        self.note(node)
+        for hold in [hold for hold in node.holds if hold.offset <= at]:
+            hold.move(head, hold.offset)
+        self.census.note(head)
+        self.census.note(node)
         return head
 
-    def _cut_across(self, pages: list[Page], at: int) -> None:
-        """Cut the one page that reaches across `at`, if there is one; halves without a user are released."""
-        index = bisect_left(pages, at, key=_start) - 1
-        if index >= 0 and pages[index].end > at:
-            users, halves = pages[index].users, self.memory.cut(pages[index], at)
-            pages[index : index + 1] = needed = [half for half in halves if self._is_needed(half, users)]
-            self.count(pages=len(needed) - 1)
+    def _cut_across(self, node: Node, at: int) -> None:
+        """Cut the pages that reach across `at`; halves without a user are released. If this fails, nothing is lost."""
+        for pages in node.pages.values():
+            index = bisect_left(pages, at, key=_start) - 1
+            if index >= 0 and pages[index].end > at:
+                users, halves = pages[index].users, self.memory.cut(pages[index], at)
+                pages[index : index + 1] = [half for half in halves if self._is_needed(half, users)]
+                self.census.note(node)
 
-    def _is_needed(self, page: Page, users: set[Point | Pin]) -> bool:
-        if page.group.kind is Kind.FULL:
-            return True
-        page.users = {user for user in users if needs(user, page)}
-        if not page.users:
-            self.memory.release(page)
-        return bool(page.users)
+    def _is_needed(self, page: Page, users: set[Point | Hold]) -> bool:
+        if page.group.kind is not Kind.FULL:
+            page.users = {user for user in users if needs(user, page)}
+            if not page.users:
+                self.memory.release(page)
+                return False
+        return True
 
     def merge(self, node: Node) -> Node:
-        """Join a node with its only child, which is returned: rows joined, restore points and pins united."""
+        """Join a node with its only child, which is returned: rows joined, restore points and holds united.
+
+        Only a session that closes does this: making room must leave the nodes that others hold where they are.
+        """
         (child,) = node.children.values()
         assert node.parent is not None
         self.version += 1
+        node.stamp += 1
         node.parent.children[node.first_token] = child
         border = node.end
         child.parent, child.start, child.edge = node.parent, node.start, node.edge + child.edge
+        child.number = node.number
         child.has_holes = node.has_holes or child.has_holes
         child.hits = max(node.hits, child.hits)
+        child.last_used = max(node.last_used, child.last_used)
         child.points = node.points | child.points
         for group, pages in node.pages.items():
             child.pages[group] = pages + child.pages.get(group, [])
             self._join_at(child, group, border)
-        for pin in list(node.pins):
-            pin.move(child, pin.offset)
-        child.number = node.number
-        self.count(nodes=-1)
-        self._forget(node)
-        self.note(child)
+        for hold in list(node.holds):
+            hold.move(child, hold.offset)
+        self.census.forget(node)
+        self.census.note(child)
         return child
 
     def add_page(self, node: Node, page: Page) -> None:
@@ -225,16 +205,12 @@ class Trie(Generic[M]):
         self.version += 1
         pages = node.pages.setdefault(page.group, [])
         pages.insert(bisect_left(pages, page.start, key=_start), page)
-        self.count(pages=1)
-        self.note(node)
         self._join_at(node, page.group, page.end)
         self._join_at(node, page.group, page.start)
+        self.census.note(node)
 
     def _join_at(self, node: Node, group: Group, border: int) -> None:
-        """Join the two pages that meet at `border` inside a page; they stay apart on disk, and if the memory cannot.
-
-        So they do in different blocks.
-        """
+        """Join the two pages that meet at `border`, except at a page border, on disk, and where the memory cannot."""
         pages = node.pages[group]
         index = bisect_left(pages, border, key=_start)
         if border % self.page_tokens == 0 or not 0 < index < len(pages):
@@ -248,10 +224,9 @@ class Trie(Generic[M]):
                 return
             joined.users = left.users | right.users
             pages[index - 1 : index + 1] = [joined]
-            self.count(pages=-1)
 
-    def hold_window(self, node: Node, user: Point | Pin, group: Group, publish: Publish | None = None) -> None:
-        """Make `user`, which lies in `node`, a user of the window rows that it needs; publish those that are missing."""
+    def hold_window(self, node: Node, user: Point | Hold, group: Group, publish: Publish | None = None) -> None:
+        """Make `user`, which is in `node`, a user of the window rows that it needs; publish those that are missing."""
         start, at = group.first_needed(user.offset), node
         while at.parent is not None and at.end > start:
             if publish is not None:
@@ -263,7 +238,7 @@ class Trie(Generic[M]):
                 page.users.add(user)
             at = at.parent
 
-    def release_window(self, node: Node, user: Point | Pin, group: Group) -> None:
+    def release_window(self, node: Node, user: Point | Hold, group: Group) -> None:
         """End this use of window rows; pages without a user are released."""
         start, at = group.first_needed(user.offset), node
         while at.parent is not None and at.end > start:
@@ -282,24 +257,24 @@ class Trie(Generic[M]):
         point = node.points.get(offset)
         if point is None:
             point = node.points[offset] = Point(offset, reason)
-            self.count(points=1)
         point.reason = max(point.reason, reason)
         point.superseded = False
         self.keep_point(node, point, point.kept or kept)
         return point
 
     def keep_point(self, node: Node, point: Point, kept: bool) -> None:
-        """Let a restore point outlive its unkept peers, or no longer."""
-        self.count(kept=kept - point.kept)
+        """Set whether a restore point outlives its unkept peers."""
         point.kept = kept
-        self.note(node)
+        self.census.note(node)
 
     def drop_point(self, node: Node, point: Point) -> None:
         """Forget a restore point with its states, and the window rows that only it needs."""
+        self._drop_point(node, point)
+        self.census.note(node)
+
+    def _drop_point(self, node: Node, point: Point) -> None:
         self.version += 1
         del node.points[point.offset]
-        self.count(points=-1, kept=-point.kept)
-        self.note(node)
         self.memory.forget_point(point)
         for state in point.states.values():
             self.memory.release(state)
@@ -310,46 +285,43 @@ class Trie(Generic[M]):
     def trim(self, leaf: Node, to: int) -> None:
         """Drop the rows and points beyond `to`; something of the edge stays."""
         assert leaf.is_leaf and leaf.start < to < leaf.end
-        assert leaf.pinned_to <= to
+        assert leaf.held_here_to <= to
         self.version += 1
-        for pages in leaf.pages.values():
-            self._cut_across(pages, to)  # first: if this fails, nothing is lost
+        self._cut_across(leaf, to)  # first: if this fails, nothing is lost
         for point in [point for point in leaf.points.values() if point.offset > to]:
-            self.drop_point(leaf, point)
+            self._drop_point(leaf, point)
         for pages in leaf.pages.values():
             while pages and pages[-1].start >= to:
-                self._release_page(leaf, pages.pop())
-        self.count(tokens=to - leaf.end)
-        self.note(leaf)
+                self.memory.release(pages.pop())
         leaf.edge = cut(leaf.edge, 0, to - leaf.start)
+        self.census.note(leaf)
 
     def remove(self, leaf: Node) -> Node:
-        """Remove a leaf with all it holds; returns its parent."""
+        """Remove a leaf with all it holds, and return its parent."""
         parent = leaf.parent
         if parent is None or leaf.children:
             raise ValueError("only a leaf can be removed, never the root or an inner node")
-        assert not leaf.pins
+        assert not leaf.holds
         self.version += 1
         for point in list(leaf.points.values()):
-            self.drop_point(leaf, point)
+            self._drop_point(leaf, point)
         for pages in leaf.pages.values():
             for page in pages:
-                self._release_page(leaf, page)
-        self.count(nodes=-1, tokens=leaf.start - leaf.end)
-        self._forget(leaf)
+                self.memory.release(page)
+        self.census.forget(leaf)
         del parent.children[leaf.first_token]
         leaf.parent = None
         leaf.stamp += 1
         return parent
 
     def replace(self, node: Node, old: Page | State, new: Page | State) -> None:
-        """Put a page or state with the same content where the old one is, which is void from now on."""
-        self.note(node)
+        """Put a page or state with the same content in place of the old one."""
         if isinstance(old, Page) and isinstance(new, Page):
             pages = node.pages[old.group]
             pages[pages.index(old)] = new
         elif isinstance(old, State) and isinstance(new, State):
             node.points[old.offset].states[old.group] = new
+        self.census.note(node)
 
     def drop_page(self, node: Node, page: Page) -> None:
         """Drop one page that failed to load: its rows are missing until a lane publishes them again."""
@@ -359,10 +331,8 @@ class Trie(Generic[M]):
         self._release_page(node, page)
 
     def _release_page(self, node: Node, page: Page) -> None:
-        """Release a page that was taken out of a node."""
-        self.count(pages=-1)
-        self.note(node)
         self.memory.release(page)
+        self.census.note(node)
 
     def walk(self) -> Iterator[Node]:
         """Every node, the root first, parents before children."""
@@ -372,42 +342,39 @@ class Trie(Generic[M]):
             yield node
             stack.extend(reversed(node.children.values()))
 
-    def holds(self, node: Node) -> bool:
-        """Whether a node that was seen before is still part of its trie, neither removed nor merged into another."""
+    def has(self, node: Node) -> bool:
+        """Whether a node is still part of this trie, neither removed nor merged into another."""
         return node is self.root or (node.parent is not None and node.parent.children.get(node.first_token) is node)
 
+    def held_part(self, path: Sequence[Node]) -> list[Node]:
+        """The nodes of a path that are still here: making room may have dropped its end."""
+        return [node for node in path if self.has(node)]
+
     def clear_leaf(self, node: Node) -> bool:
-        """Remove what no busy lane stands on of a node that was seen before, if it is a leaf now; False if it is gone."""
-        if node.is_root or not self.holds(node):
+        """Remove the part of a leaf that no busy lane uses; False if the node is gone. Leave inner nodes as they are."""
+        if node.is_root or not self.has(node):
             return False
-        if node.is_leaf and not node.pins:
+        if node.is_leaf and not node.holds:
             self.remove(node)
             return False
-        if node.is_leaf and node.pinned_to < node.end:
-            self.trim(node, node.pinned_to)
+        if node.is_leaf and node.held_here_to < node.end:
+            self.trim(node, node.held_here_to)
         return True
 
     def check(self) -> None:
-        """Assert what the module's docstring says."""
-        assert self.counts == TreeCounts.of(self.walk())
-        assert all(node.parent is not None for node in self.records.by_node)
+        self.census.check(self.walk())
         for node in self.walk():
-            self._check_record(node)
             for token, child in node.children.items():
                 assert child.parent is node and child.start == node.end and child.first_token == token
             assert node.is_root == (num_tokens(node.edge) == 0)
             assert all(node.start < offset == point.offset <= node.end for offset, point in node.points.items())
-            for pin in node.pins:
-                assert pin.node is node and (node.start < pin.offset <= node.end or (node.is_root and pin.offset == 0))
+            for hold in node.holds:
+                assert hold.node is node and (node.start < hold.offset <= node.end or (node.is_root and hold.offset == 0))
             for group, pages in node.pages.items():
                 self._check_pages(node, group, pages)
             for group in self.memory.groups:
                 if group.kind is Kind.FULL and not node.is_root and not node.has_holes:
                     assert not list(node.missing_between(group, node.start, node.end, self.page_tokens))
-
-    def _check_record(self, node: Node) -> None:
-        if not node.is_root and node not in self._census.changed:
-            assert self.records.by_node[node] == NodeRecord.of(node)
 
     def _check_pages(self, node: Node, group: Group, pages: list[Page]) -> None:
         at = node.start

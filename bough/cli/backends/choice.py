@@ -1,83 +1,64 @@
 """Which backend answers: a running server if there is one, unless the command asks for what only a local run can do.
 
-A server that is not used, and why, is said once. With a server the runner is not imported.
+If a server is not used, a note says why. With a server the runner is not imported; `bough.models`, which takes a while to
+import, only when a name has to be looked up.
 """
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import TracebackType
+from pathlib import Path
 from typing import Any, Self
 
-from bough.cli.backends import names
 from bough.cli.backends.contract import Backend
 from bough.cli.backends.remote import RemoteBackend, pull
-from bough.cli.client import Client, find_client
+from bough.cli.client import find_client
 from bough.cli.prompt_args import is_like_a_path
 from bough.cli.terminal.progress import show_progress
 from bough.cli.terminal.screen import Screen
 from bough.config import DEFAULT_MODEL, Settings, limit_thread_spinning
 from bough.errors import ModelNotFound, RequestError
-from bough.system.light_imports import load_torch_library
 from bough.types import Progress
 
-
-@dataclass(frozen=True)
-class Where:
-    """Where the command wants its model to run. `flags` are the settings that it was given, by name."""
-
-    settings: Settings
-    url: str | None = None
-    is_local: bool = False
-    flags: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def local_flag(self) -> str | None:
-        """A flag that only a model in this process can follow, if one was given."""
-        if self.is_local:
-            return "--local"
-        return next((_flag_of(name, value) for name, value in self.flags.items() if value is not None), None)
-
-
-def _flag_of(name: str, value: object) -> str:
-    return f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
+_LEAST_LIKENESS = 0.75  # of a name to one that it may be a misspelling of
 
 
 class Backends:
-    """Opens a model in a running server, or else here. Use it in a `with` statement, for as long as its backend."""
+    """Opens a model in a running server, or else here. Use it in a `with` statement, for as long as its backend.
 
-    def __init__(self, where: Where, screen: Screen) -> None:
-        self._where = where
-        self._settings = where.settings
+    `flags` are the settings that were given as flags, by name. Only a model in this process can follow them.
+    """
+
+    def __init__(
+        self, settings: Settings, screen: Screen, *, url: str | None, is_local: bool, flags: Mapping[str, Any]
+    ) -> None:
+        self._settings = settings
         self._screen = screen
-        self._client = self._find_client()
-
-    def _find_client(self) -> Client | None:
-        where, flag = self._where, self._where.local_flag
-        if where.url and flag:
+        self._url = url
+        self._flags = flags
+        flag = "--local" if is_local else next((_flag_of(*each) for each in flags.items() if each[1] is not None), None)
+        if url and flag:
             raise RequestError(f"{flag} is for a local run, and does not go with --url")
-        client = find_client(where.settings, where.url, is_local=where.is_local)
-        if client is None or flag is None:
-            return client
-        self._decline(client, f"{flag} is a setting of a local run")
-        return None
+        self._client = find_client(settings, url, is_local=is_local)
+        if flag is not None:
+            self._decline(f"{flag} is a setting of a local run")
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._client is not None:
             self._client.close()
 
-    def _decline(self, client: Client, reason: str) -> None:
-        """Do not use the server, and say why."""
-        self._screen.note(f"{reason}: not using the server at {client.url}")
-        client.close()
+    def _decline(self, reason: str) -> None:
+        if self._client is not None:
+            self._screen.note(f"{reason}: not using the server at {self._client.url}")
+            self._client.close()
+            self._client = None
 
     @property
     def default_model(self) -> str:
-        """The model that answers if none is named."""
         if self._client is None:
             return self._settings.model
         return self._chosen_model() or str(self._client.get("/health").get("model", DEFAULT_MODEL))
@@ -90,12 +71,20 @@ class Backends:
         """Whether a word is a model: in the server, here, by its form a path, or one that can be fetched."""
         if is_like_a_path(name) or (self._client is not None and self._client.has_model(name)):
             return True
-        return names.is_here(name, self._settings) or names.can_fetch(name)
+        return is_here(name, self._settings) or _can_fetch(name)
 
     def find_near(self, name: str) -> str | None:
         """The model whose name was misspelt as this one, if any."""
+        from bough.models import ModelFolder
+        from bough.models.fetching.registry import SHORT_NAMES
+
         served = self._client.get("/api/tags")["models"] if self._client is not None else []
-        return names.find_near(name, [*(each["name"] for each in served), *names.list_names(self._settings)])
+        names = [each["name"] for each in served]
+        names += [model.name for model in ModelFolder(self._settings.models_folder).list()]
+        names += [each for known in SHORT_NAMES for each in known.names]
+        plain = {each.removesuffix(":latest").lower(): each.removesuffix(":latest") for each in names}
+        near = difflib.get_close_matches(name.lower(), plain, n=1, cutoff=_LEAST_LIKENESS)
+        return plain[near[0]] if near else None
 
     def open(self, model: str | None, *, tells_server: bool, tells_advice: bool = True) -> Backend:
         """The backend of a model by name or path; without one, of the default model. Raises ModelNotFound.
@@ -108,12 +97,11 @@ class Backends:
             if remote is None:
                 if self._settings.engine != "mlx":
                     limit_thread_spinning()  # before OpenMP is loaded with torch's library
-                    load_torch_library()
                 from bough.cli.backends.local import LocalBackend  # imports the runner
 
                 backend: Backend = LocalBackend.open(
                     model,
-                    self._where.flags,
+                    self._flags,
                     progress,
                     lambda plan: self._screen.note(f"fetching {plan.describe()}"),
                     advice.append,
@@ -131,18 +119,40 @@ class Backends:
         client, wanted = self._client, model or self._chosen_model()
         if client is None:
             return None
-        if wanted is not None and is_like_a_path(wanted) and not self._where.url:
-            self._decline(client, f"{wanted} is a path")
+        if wanted is not None and is_like_a_path(wanted) and not self._url:
+            self._decline(f"{wanted} is a path")
             return None
         try:
             return RemoteBackend.open(client, wanted, progress)
         except ModelNotFound:
             if wanted is None:
                 raise
-            if not self._where.url and names.is_here(wanted, self._settings):
-                self._decline(client, f"the server does not have {wanted}, and this machine does")
+            if not self._url and is_here(wanted, self._settings):
+                self._decline(f"the server does not have {wanted}, and this machine does")
                 return None
-            if not names.can_fetch(wanted):
+            if not _can_fetch(wanted):
                 raise
         pull(client, wanted, progress)
         return RemoteBackend.open(client, wanted, progress)
+
+
+def _flag_of(name: str, value: object) -> str:
+    return f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
+
+
+def is_here(name: str, settings: Settings) -> bool:
+    """Whether a name is that of a model on this machine, or of a model's folder in the working folder."""
+    from bough.models import ModelFolder
+    from bough.models.files import is_model_path
+
+    try:
+        return is_model_path(Path(name)) or ModelFolder(settings.models_folder).find(name) is not None
+    except ModelNotFound:
+        return False  # not a valid name
+
+
+def _can_fetch(name: str) -> bool:
+    """Whether a model of this name can be fetched: a known name, or `org/name` on the hub. Uses no network."""
+    from bough.models import can_pull
+
+    return can_pull(name)

@@ -1,12 +1,8 @@
-"""What `bough run` and its chat need of a model, wherever it runs.
-
-Parameters are passed as those that the user has set, by the names of `SamplingParams`: all others are the model's own.
-"""
+"""The interface of a model that `bough run` and its chat use, wherever the model runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from bough.cli.terminal.columns import memory
@@ -14,7 +10,7 @@ from bough.types import Chunk, Completion, Message, Progress, Prompt
 
 NO_TEMPLATE = "the model has no chat template: use --raw with a prompt to continue a text"
 GivenParams = Mapping[str, Any]
-"""Sampling parameters that were set, by name."""
+"""Sampling parameters that the user has set, by name; all others are the model's own."""
 
 
 class Backend(Protocol):
@@ -23,30 +19,24 @@ class Backend(Protocol):
     @property
     def name(self) -> str:
         """The name of the model, for people."""
-        ...
 
     @property
     def model(self) -> str:
         """The name or path that opens this model again."""
-        ...
 
     @property
     def load_s(self) -> float:
         """How long it took until the model was ready."""
-        ...
 
     @property
     def chat_problem(self) -> str:
         """Why the model cannot chat; empty if it can."""
-        ...
 
     def greeting(self) -> str:
         """The model, and where it runs, in one short line."""
-        ...
 
     def describe(self) -> dict[str, str]:
         """The model, its engine and the memory in use, as names and values for people."""
-        ...
 
     def stream(
         self,
@@ -60,27 +50,21 @@ class Backend(Protocol):
         """Yield pieces of the answer to messages, or of what follows a text, then the completion.
 
         With a seed, each `choice` samples differently. Once `is_cancelled`, the next piece is the completion, and the work
-        that was done is kept. `on_progress` is told how many tokens of the prompt are cached or computed, and of how many.
+        that was done is kept. `on_progress` gets the number of prompt tokens that are cached or computed, and that of all.
         """
-        ...
 
     def draw_tree(self, width: int | None) -> str:
         """The tree of all cached prefixes, as lines of text of at most this width."""
-        ...
 
     def explain(self, messages: list[Message]) -> Mapping[str, Any]:
         """How much of these messages is cached and why not more: the fields of an `Explanation`."""
-        ...
 
     def change_model(self, name: str, progress: Progress) -> None:
         """Answer with another model from now on. If it cannot be loaded, raises BoughError and keeps the one before."""
-        ...
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 def describe_memory(stats: Mapping[str, Any]) -> dict[str, str]:

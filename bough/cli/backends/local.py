@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from bough.cli.backends.contract import NO_TEMPLATE, GivenParams, describe_memory
 from bough.models import Announce
+from bough.models.files import is_model_path
 from bough.runner import Runner, load
 from bough.runtime import Advise
 from bough.types import Chunk, Completion, Message, Progress, Prompt
@@ -38,10 +38,7 @@ class LocalBackend:
         announce: Announce | None = None,
         advise: Advise | None = None,
     ) -> LocalBackend:
-        """Load a model by name or path; without one, the default model.
-
-        `announce` is told what will be fetched, `advise` what to know about the model.
-        """
+        """Load a model by name or path; without one, the default model."""
         started_s = time.perf_counter()
         progress.start(f"loading {model or 'the default model'}", None)
         runner = load(model, progress=progress, announce=announce, advise=advise, **settings)
@@ -54,7 +51,7 @@ class LocalBackend:
     @property
     def model(self) -> str:
         path = Path(self._model).expanduser()
-        return str(path.resolve()) if self._model and path.exists() else self._model or self.name
+        return str(path.resolve()) if self._model and is_model_path(path) else self._model or self.name
 
     @property
     def chat_problem(self) -> str:
@@ -110,5 +107,5 @@ class LocalBackend:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.runner.close()

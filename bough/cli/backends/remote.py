@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from bough.cache.admin.drawing import LEAST_WIDTH, MOST_WIDTH
+from bough.cache.admin.node_view import LEAST_WIDTH, MOST_WIDTH
 from bough.cli.backends.contract import NO_TEMPLATE, GivenParams, describe_memory
 from bough.cli.client import Client
 from bough.errors import RequestError, Unavailable
@@ -18,7 +17,7 @@ Record = TypeVar("Record", Usage, Timings, Loading)
 
 
 class RemoteBackend:
-    """A model of one server. The client stays its caller's, and so does the server's model."""
+    """A model of one server. Closing it closes neither the client nor the server's model."""
 
     def __init__(self, client: Client, facts: Mapping[str, Any]) -> None:
         self._client = client
@@ -58,7 +57,7 @@ class RemoteBackend:
             "server": self.url,
             "engine": str(self._facts["engine"]),
             "device": str(self._facts["device"]),
-            "weights": str(self._facts.get("weights", "")),  # a server of an earlier version does not tell these two
+            "weights": str(self._facts.get("weights", "")),  # a server of an earlier version does not have these two
             "step": str(self._facts.get("step", "")),
             "context": f"{self._facts['context_tokens']:,} tokens",
             **self._describe_memory(),
@@ -81,18 +80,17 @@ class RemoteBackend:
         on_progress: Callable[[int, int], None],
     ) -> Iterator[Chunk | Completion]:
         asked: dict[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
-        heard, completion = _Heard(on_progress), None
+        partial, completion = _PartialAnswer(on_progress), None
         with self._client.post_stream("/api/run", model=self.name, params=dict(given), choice=choice, **asked) as lines:
             for line in lines.read_until(is_cancelled):
                 if "completion" in line:
                     completion = _read_completion(line["completion"])
                     continue  # to the end of the response: closing it earlier counts as hanging up
-                piece = heard.take(line)
-                if piece is not None:
+                if (piece := partial.add(line)) is not None:
                     yield piece
         if completion is None and not is_cancelled():
             raise Unavailable(f"the server at {self.url} ended in the middle of the answer")
-        yield completion or heard.cancelled()
+        yield completion or partial.cancelled()
 
     def draw_tree(self, width: int | None) -> str:
         columns = None if width is None else str(min(max(LEAST_WIDTH, width), MOST_WIDTH))
@@ -108,7 +106,7 @@ class RemoteBackend:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
 
@@ -132,8 +130,8 @@ def _load(client: Client, model: str | None, progress: Progress) -> Mapping[str,
 
 
 @dataclass
-class _Heard:
-    """What came of an answer so far. If it is stopped, the counts and times of its completion are made from this."""
+class _PartialAnswer:
+    """An answer as far as it has come. If it is stopped, its completion is made from this."""
 
     on_progress: Callable[[int, int], None]
     texts: list[str] = field(default_factory=list)
@@ -144,8 +142,8 @@ class _Heard:
     began_s: float = field(default_factory=time.perf_counter)
     first_s: float = 0.0
 
-    def take(self, line: Mapping[str, Any]) -> Chunk | None:
-        """Note a line of the stream, and return its piece of the answer if it has one."""
+    def add(self, line: Mapping[str, Any]) -> Chunk | None:
+        """Add a line of the stream, and return its piece of the answer if it has one."""
         if "progress" in line:
             self.done_tokens, self.prompt_tokens = line["progress"]
             if self.cached_tokens is None:
@@ -159,7 +157,6 @@ class _Heard:
         return Chunk(line["text"])
 
     def cancelled(self) -> Completion:
-        """The answer as far as it came."""
         total_s, cached = time.perf_counter() - self.began_s, self.cached_tokens or 0
         usage = Usage(self.prompt_tokens, cached, cached, self.done_tokens - cached, self.num_generated)
         decode_s = total_s - self.first_s if self.first_s else 0.0

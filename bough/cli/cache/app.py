@@ -6,19 +6,18 @@ No model is loaded. A tree that a running server has open is handled through the
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 from rich import filesize
 
-from bough.cache.admin.trees import TreeInfo, list_trees, remove_tree, verify_tree
-from bough.cache.disk import DiskBusy, DiskError, NotOwner
+from bough.cache.admin.trees import TreeInfo, TreeVerification, list_trees, remove_tree, verify_tree
+from bough.cache.disk import DiskError, NotOwner
 from bough.cli import options
 from bough.cli.cache.archive import export_file, import_file
-from bough.cli.cache.served import RunningServer, running_server
-from bough.cli.cache.trees import DiskUse, choose_trees, measure_use, size_bytes
+from bough.cli.cache.trees import DiskUse, RunningServer, choose_trees, measure_use, running_server, size_bytes
 from bough.cli.terminal.columns import ago, align, describe, memory
 from bough.cli.terminal.progress import show_progress
 from bough.cli.terminal.screen import Screen, confirm_or_exit
@@ -37,21 +36,10 @@ _HEADER = ("TREE", "MODEL", "PAGES", "STATES", "SIZE", "INDEX", "LAST USED", "IN
 
 @dataclass(frozen=True)
 class Check:
-    """The result of reading one tree. `orphans` are files that are missing from the index; they are not a problem.
-
-    A tree that is in use, or whose folder cannot be written, was read as it was; with `--repair` it was not. `not_owner`
-    says why, and `owner_pid` is the process that uses it, if the lock file names it.
-    """
+    """The result of reading one tree. One that cannot be locked is read as it is, and not at all with `--repair`."""
 
     name: str
-    num_files: int = 0
-    nbytes: int = 0
-    orphans: int = 0
-    problems: tuple[str, ...] = ()
-    is_repaired: bool = False
-    is_in_use: bool = False
-    owner_pid: int | None = None
-    not_owner: str = ""
+    found: TreeVerification
     is_read: bool = True
 
 
@@ -64,13 +52,11 @@ def info(is_local: options.IsLocal = False, as_json: options.AsJsonObject = Fals
     with running_server(settings, is_local=is_local) as server:
         served = _read_served(server, screen) if server else None
     if as_json:
-        facts = asdict(use) | {"trees": [_facts(tree) for tree in trees], "server": served}
+        facts = asdict(use) | {"trees": [asdict(tree) | {"folder": str(tree.folder)} for tree in trees], "server": served}
         return screen.write_line(json.dumps(facts, indent=2))
     if trees:
-        for line in [*align([_HEADER, *map(_row, trees)], screen.width), ""]:
-            screen.write_line(line)
-    for line in describe(_describe_use(use, len(trees)) | _describe_served(served), indent="", width=screen.width):
-        screen.write_line(line)
+        screen.write_lines([*align([_HEADER, *map(_row, trees)], screen.width), ""])
+    screen.write_lines(describe(_describe_use(use, len(trees)) | _describe_served(served), indent="", width=screen.width))
     for tree in trees:
         if tree.problem:
             screen.note(f"{tree.name}: {tree.problem}")
@@ -87,7 +73,7 @@ def _describe_use(use: DiskUse, num_trees: int) -> dict[str, str]:
 
 
 def _read_served(server: RunningServer, screen: Screen) -> dict[str, Any]:
-    """Where the server is, and the figures of its trees; none, with a note, if it does not tell them."""
+    """The address of the server, and the figures of its trees; a note if it refuses them."""
     try:
         figures = server.read_figures()
     except BoughError as error:
@@ -116,10 +102,6 @@ def _row(tree: TreeInfo) -> tuple[str, ...]:
     )
 
 
-def _facts(tree: TreeInfo) -> dict[str, Any]:
-    return asdict(tree) | {"folder": str(tree.folder)}
-
-
 @app.command()
 def verify(
     model: Model = None,
@@ -139,14 +121,14 @@ def verify(
         if tree.is_set_aside:
             screen.note(f"{tree.name} was set aside and is not read; `bough cache clear {tree.name}` deletes it")
     if as_json:
-        screen.write_line(json.dumps({"trees": [asdict(check) for check in checks]}, indent=2))
+        facts = [{"name": check.name, **asdict(check.found), "is_read": check.is_read} for check in checks]
+        screen.write_line(json.dumps({"trees": facts}, indent=2))
     else:
-        for line in (line for check in checks for line in _describe_check(check)):
-            screen.write_line(line)
+        screen.write_lines(line for check in checks for line in _describe_check(check))
     refused = [check for check in checks if not check.is_read]
     for check in refused:
-        screen.error(f"{check.name} was not repaired: it is {check.not_owner}")
-    if any(check.problems for check in checks):
+        screen.error(f"{check.name} was not repaired: it is {check.found.not_owner}")
+    if any(check.found.problems for check in checks):
         raise typer.Exit(_DAMAGED)
     if refused:
         raise typer.Exit(_REFUSED)
@@ -156,32 +138,25 @@ def _check(tree: TreeInfo, repair: bool, progress: Progress) -> Check:
     """Read one tree, unless it is to be repaired and cannot be. A tree that cannot be read at all counts as a problem."""
     progress.start(f"reading {tree.name}", tree.nbytes or None)
     try:
-        found = verify_tree(tree.folder, on_file=progress.advance, repair=repair)
-    except NotOwner as reason:
-        return _note_owner(Check(tree.name, is_read=False), reason)
+        return Check(tree.name, verify_tree(tree.folder, on_file=progress.advance, repair=repair))
+    except NotOwner as error:
+        return Check(tree.name, TreeVerification().unowned(error), is_read=False)
     except DiskError as error:
-        return Check(tree.name, problems=(str(error),))
+        return Check(tree.name, TreeVerification(problems=(str(error),)))
     finally:
         progress.finish()
-    check = Check(tree.name, found.num_files, found.nbytes, found.orphans, found.problems, found.is_repaired)
-    return check if found.not_owner is None else _note_owner(check, found.not_owner)
-
-
-def _note_owner(check: Check, reason: NotOwner) -> Check:
-    if isinstance(reason, DiskBusy):
-        check = replace(check, is_in_use=True, owner_pid=reason.pid)
-    return replace(check, not_owner=reason.why)
 
 
 def _describe_check(check: Check) -> list[str]:
+    found = check.found
     if not check.is_read:
-        return [f"{check.name}: {check.not_owner}, not read"]
-    verdict = f"{len(check.problems):,} damaged" if check.problems else "sound"
-    removed = ", removed" if check.problems and check.is_repaired else ""
-    owner = f"; {check.not_owner}" if check.not_owner else ""
-    owner += ": what changes meanwhile is left out" if check.is_in_use else ""
-    first = f"{check.name}: {check.num_files:,} files, {filesize.decimal(check.nbytes)}, {verdict}{removed}{owner}"
-    return [first, *(f"  {problem}" for problem in check.problems)]
+        return [f"{check.name}: {found.not_owner}, not read"]
+    verdict = f"{len(found.problems):,} damaged" if found.problems else "sound"
+    removed = ", removed" if found.problems and found.is_repaired else ""
+    owner = f"; {found.not_owner}" if found.not_owner else ""
+    owner += ": what changes meanwhile is left out" if found.is_in_use else ""
+    first = f"{check.name}: {found.num_files:,} files, {filesize.decimal(found.nbytes)}, {verdict}{removed}{owner}"
+    return [first, *(f"  {problem}" for problem in found.problems)]
 
 
 @app.command()
@@ -202,18 +177,12 @@ def clear(
         facts = {"freed_bytes": sum(freed.values()), "trees": freed, "refused": refused}
         screen.write_line(json.dumps(facts, indent=2))
     else:
-        for line in (each.text for each in results if not each.problem):
-            screen.write_line(line)
-    for reason in refused.values():
-        screen.error(reason)
-    if refused:
-        raise typer.Exit(1)
+        screen.write_lines(each.text for each in results if not each.problem)
+    screen.exit_with(refused.values())
 
 
 @dataclass(frozen=True)
 class _Clearing:
-    """What became of one tree: a line for people, or the problem that it is still there."""
-
     name: str
     freed_bytes: int = 0
     text: str = ""

@@ -6,18 +6,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich import filesize
 
-from bough.cache.admin.archive import Exported, Imported, export_tree, import_tree, read_manifest
-from bough.cache.admin.manifest import Manifest
+from bough.cache.admin.archive import ImportResult, export_tree, import_tree
+from bough.cache.admin.archive_format import Manifest, read_manifest
 from bough.cache.admin.trees import TreeInfo, list_trees
 from bough.cache.disk import Disk, DiskError
 from bough.cli import options
-from bough.cli.cache.served import RunningServer, running_server
-from bough.cli.cache.trees import choose_tree, is_of, measure_use, size_bytes
+from bough.cli.cache.trees import RunningServer, choose_tree, is_of, measure_use, running_server, size_bytes
 from bough.cli.terminal.progress import show_progress
 from bough.cli.terminal.screen import Screen
 from bough.config import Settings, load_settings
@@ -48,7 +47,12 @@ def export_file(
         else:
             tree = choose_tree(settings, model)
             progress.start(f"writing {file}", None)
-            name, done = tree.name, _export(tree, file, salt, settings, server, screen)
+            name = tree.name
+            if server is not None and server.has_open(tree):
+                done = server.export(tree.model, file, salt)
+            else:
+                with _open(tree, settings, 0, screen) as disk:
+                    done = export_tree(disk, file, salt)
     if as_json:
         return screen.write_line(json.dumps(asdict(done) | {"tree": name, "file": str(file)}, indent=2))
     if done.num_skipped:
@@ -58,31 +62,22 @@ def export_file(
     return screen.write_line(f"{done.num_items:,} pages and states of {name} ({filesize.decimal(done.nbytes)}) in {file}")
 
 
-def _export(
-    tree: TreeInfo, file: Path, salt: str, settings: Settings, server: RunningServer | None, screen: Screen
-) -> Exported:
-    if server is None or not server.has_open(tree):
-        with _open(tree, settings, 0, screen) as disk:
-            return export_tree(disk, file, salt)
-    return server.export(tree.model, file, salt)
-
-
+@options.with_flags(options.setting_flags("disk", "disk_free"))
 def import_file(
     file: Annotated[Path, typer.Argument(help="A file that `bough cache export` wrote.")],
     model: Annotated[
         str | None, typer.Argument(help="The model to import it for; not given: the model that it was exported from.")
     ] = None,
     salt: Salt = "",
-    disk: options.Disk = None,
-    disk_free: options.DiskFree = None,
     is_local: options.IsLocal = False,
     as_json: options.AsJsonObject = False,
+    **flags: Any,
 ) -> None:
     """Add the content of a file to the tree with the same fingerprint, or to a new tree.
 
     A running server that has the tree open adds it; if it has keys, to what belongs to BOUGH_API_KEY.
     """
-    screen, settings = Screen(), load_settings({"disk": disk, "disk_free": disk_free}, are_flags=True)
+    screen, settings = Screen(), load_settings(flags, are_flags=True)
     if settings.disk == 0:
         raise SettingsError("disk is 0: the disk is turned off")
     manifest = read_manifest(file)
@@ -102,15 +97,12 @@ def import_file(
         skipped = f"; skipped {done.num_skipped:,} that were there already or were refused" if done.num_skipped else ""
         added = f"{done.num_items:,} pages and states ({filesize.decimal(done.nbytes)})"
         screen.write_line(f"added {added} to {name}{skipped}")
-    for problem in done.problems:
-        screen.error(problem)
-    if done.problems:
-        raise typer.Exit(1)
+    screen.exit_with(done.problems)
 
 
 def _import(
     tree: TreeInfo, file: Path, salt: str, settings: Settings, server: RunningServer | None, screen: Screen
-) -> Imported:
+) -> ImportResult:
     if server is not None and server.has_open(tree):
         return server.import_archive(tree.model, file, salt)
     trees = list_trees(settings.trees_folder)
@@ -146,7 +138,7 @@ def _require_no_other(manifest: Manifest, model: str | None, trees: Sequence[Tre
 
 
 def _open(tree: TreeInfo, settings: Settings, budget_bytes: int, screen: Screen) -> Disk:
-    return Disk.open(
+    return Disk(
         tree.folder,
         fingerprint=tree.fingerprint,
         model=tree.model,

@@ -1,19 +1,27 @@
-"""Which trees on disk a command means, and how much disk all trees use.
+"""Which trees on disk a command means, how much disk all trees use, and the running server that has some of them open.
 
 A name stands for a model, and so for all its trees, or for one tree: a tree's own name is the name of its model with the
-first digits of the fingerprint. No model is loaded: each tree's folder tells its model.
+first digits of the fingerprint. No model is loaded: each tree's folder names its model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from bough.cache.admin.archive import ExportResult, ImportResult
+from bough.cache.admin.archive_format import read_manifest
 from bough.cache.admin.trees import TreeInfo, list_trees
 from bough.cache.disk import DiskError
+from bough.cli.client import Client, find_client
 from bough.cli.terminal.screen import Screen
 from bough.config import Settings
+from bough.errors import BoughError
 from bough.models.fingerprint import safe_name
+from bough.system.announcement import read_announcement
 from bough.system.resources import default_disk_bytes, free_disk_bytes
 
 _NO_TREES = "there are no trees on disk yet"
@@ -78,3 +86,70 @@ def is_of(tree: TreeInfo, name: str) -> bool:
     if plain in (tree.name, tree.model):
         return True
     return not tree.model and tree.name.partition(".set-aside-")[0].rpartition("-")[0] == safe_name(plain)
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """A server that runs on this machine with the same cache folder. A tree that it has open is handled through it."""
+
+    client: Client
+    pid: int
+
+    @property
+    def url(self) -> str:
+        return self.client.url
+
+    def has_open(self, tree: TreeInfo) -> bool:
+        return tree.owner_pid == self.pid
+
+    def has_replicas(self, model: str) -> bool:
+        """Whether it runs a model on replicas: they have their trees in folders of their own, maybe on other machines."""
+        try:
+            figures = self.read_figures()
+        except BoughError:  # it has keys, and we have none
+            return False
+        return any(each["model"] == model.removesuffix(":latest") and "replicas" in each for each in figures)
+
+    def read_figures(self) -> list[dict[str, Any]]:
+        """The figures of the trees of its loaded models, as far as the key sees them."""
+        found: list[dict[str, Any]] = self.client.get("/api/cache")["models"]
+        return found
+
+    def clear(self, tree: TreeInfo) -> ClearResult:
+        """Clear this model's tree there; with keys, only what belongs to our key."""
+        self.client.delete("/api/cache", model=tree.model)
+        left = next((each for each in list_trees(tree.folder.parent) if each.folder == tree.folder), None)
+        if left is None:
+            return ClearResult(tree.nbytes, 0)
+        return ClearResult(max(0, tree.nbytes - left.nbytes), left.num_pages + left.num_states)
+
+    def export(self, model: str, file: Path, salt: str) -> ExportResult:
+        """Write what a salt has of this model to a new file; with keys, the salt of our key."""
+        self.client.download("/api/cache/export", file, salt, model=model)
+        items = read_manifest(file).items
+        return ExportResult(len(items), nbytes=sum(item.nbytes for item in items), num_skipped=0)
+
+    def import_archive(self, model: str, file: Path, salt: str) -> ImportResult:
+        """Add an archive to what a salt has of this model; with keys, the salt of our key."""
+        found = self.client.upload("/api/cache/import", file, salt, model=model)
+        return ImportResult(found["num_items"], found["num_skipped"], found["nbytes"], tuple(found["problems"]))
+
+
+@dataclass(frozen=True)
+class ClearResult:
+    """The bytes that clearing a tree freed, and the pages and states that stay: in use, or of other keys."""
+
+    freed_bytes: int
+    num_left: int
+
+
+@contextmanager
+def running_server(settings: Settings, *, is_local: bool) -> Iterator[RunningServer | None]:
+    """The server that runs here, or None, also if `is_local`."""
+    announcement = read_announcement(settings.cache_folder)
+    client = find_client(settings, is_local=is_local)
+    if client is None or announcement is None:
+        yield None
+        return
+    with client:
+        yield RunningServer(client, announcement.pid)

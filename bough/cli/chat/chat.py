@@ -5,13 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from bough.cli.backends.contract import Backend
-from bough.cli.chat.conversation import ChatSession, Conversation, Exchange
-from bough.cli.chat.sessions import LAST, Sessions
+from bough.cli.chat.sessions import LAST, ChatSession, Conversation, Exchange, Sessions
 from bough.cli.terminal.answer import describe_end, stream_answer, summarise
 from bough.cli.terminal.progress import show_progress
 from bough.cli.terminal.screen import Screen
 from bough.errors import BoughError
-from bough.types import Completion
 
 
 class TerminalChat:
@@ -45,7 +43,6 @@ class TerminalChat:
         return self.session.conversation
 
     def answer(self, question: str) -> None:
-        """Answer a question and add the exchange to the conversation."""
         self._num_retries = 0
         self._unanswered = question
         exchange = self._ask(question)
@@ -72,7 +69,6 @@ class TerminalChat:
         return None
 
     def change_model(self, name: str) -> None:
-        """Go on with another model. If it cannot be loaded, raises BoughError and keeps the one before."""
         with show_progress(self.screen.notes, stays=False) as progress:
             self.backend.change_model(name, progress)
 
@@ -85,7 +81,7 @@ class TerminalChat:
         self.session.name = name
 
     def keep(self) -> None:
-        """Save the session where it was saved before, or as the last one, if anything was said and chats are saved."""
+        """Save the session under its name, or as the last one, unless it is empty or chats are not saved."""
         if self.sessions is not None and not self.session.is_empty:
             self.save(self.session.name or LAST)
 
@@ -102,17 +98,11 @@ class TerminalChat:
         messages = self.conversation.messages(question, last)
         open_stream = partial(self.backend.stream, messages, self.session.given, choice=self._num_retries)
         completion = stream_answer(open_stream, self.screen, wraps=self._wraps)
-        self._finish(completion)
+        self.screen.end_line()
+        for line in (describe_end(completion), *(summarise(completion, self.backend.load_s) if self.is_verbose else ())):
+            if line:
+                self.screen.note(line)
+        self.screen.write_line()
         if completion.finish_reason == "cancelled" and not completion.text:
             return None
         return Exchange(question, completion.text)
-
-    def _finish(self, completion: Completion) -> None:
-        self.screen.end_line()
-        end = describe_end(completion)
-        if end:
-            self.screen.note(end)
-        if self.is_verbose:
-            for line in summarise(completion, self.backend.load_s):
-                self.screen.note(line)
-        self.screen.write_line()

@@ -7,20 +7,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bough.cli.chat.chat import TerminalChat
-from bough.cli.chat.conversation import Conversation
 from bough.cli.chat.parameters import NAMES, describe_given, set_parameter
-from bough.cli.chat.sessions import check_name
+from bough.cli.chat.sessions import Conversation, check_name
 from bough.cli.terminal.columns import align, describe
 from bough.errors import RequestError
+
+RunCommand = Callable[[TerminalChat, str], None]
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command: what to type, what the help says, and the function that runs it."""
+    """A command with its usage and purpose, as the help shows them."""
 
     usage: str
     purpose: str
-    run: Callable[[TerminalChat, str], None]
+    run: RunCommand
+
+
+COMMANDS: dict[str, Command] = {}
+"""The commands by their names, in the order of the help."""
+
+
+def _command(usage: str, purpose: str) -> Callable[[RunCommand], RunCommand]:
+    def add(run: RunCommand) -> RunCommand:
+        COMMANDS[usage.partition(" ")[0]] = Command(usage, purpose, run)
+        return run
+
+    return add
 
 
 def run_command(chat: TerminalChat, message: str) -> None:
@@ -32,29 +45,24 @@ def run_command(chat: TerminalChat, message: str) -> None:
     command.run(chat, rest.strip())
 
 
+@_command("/set NAME VALUE", "set a parameter (none: the model's own), the system prompt, verbose or quiet")
 def _set(chat: TerminalChat, rest: str) -> None:
     name, _, value = rest.removeprefix("parameter ").strip().partition(" ")
     value = value.strip()
     if name in ("verbose", "quiet"):
         chat.is_verbose = name == "verbose"
+        chat.screen.note("showing counts and times after each answer" if chat.is_verbose else "showing answers only")
     elif name == "system":
         chat.conversation.system = value
+        chat.screen.note(f"the system prompt is {value!r}" if value else "no system prompt")
     elif name and value:
-        chat.session.given = set_parameter(chat.session.given, name, value)
+        chat.session.given = given = set_parameter(chat.session.given, name, value)
+        chat.screen.note(f"{name} is {given[name]!r}" if name in given else f"{name} is the model's own")
     else:
         raise RequestError(f"usage: /set NAME VALUE; the names are system, verbose, quiet, {', '.join(NAMES)}")
-    chat.screen.note(_say_setting(chat, name))
 
 
-def _say_setting(chat: TerminalChat, name: str) -> str:
-    if name in ("verbose", "quiet"):
-        return "showing counts and times after each answer" if chat.is_verbose else "showing answers only"
-    if name == "system":
-        return f"the system prompt is {chat.conversation.system!r}" if chat.conversation.system else "no system prompt"
-    given = chat.session.given
-    return f"{name} is {given[name]!r}" if name in given else f"{name} is the model's own"
-
-
+@_command("/show", "show the model, the settings and the memory in use")
 def _show(chat: TerminalChat, rest: str) -> None:
     facts = {
         **chat.backend.describe(),
@@ -67,10 +75,12 @@ def _show(chat: TerminalChat, rest: str) -> None:
     _write(chat, describe(facts, width=chat.screen.width))
 
 
+@_command("/tree", "draw the tree of all cached prefixes")
 def _tree(chat: TerminalChat, rest: str) -> None:
     _write(chat, chat.backend.draw_tree(chat.screen.width).splitlines())
 
 
+@_command("/explain TEXT", "show what would be cached if TEXT were the next message, and why not more")
 def _explain(chat: TerminalChat, rest: str) -> None:
     if not rest:
         raise RequestError("usage: /explain TEXT; shows what would be cached if TEXT were the next message")
@@ -84,10 +94,12 @@ def _explain(chat: TerminalChat, rest: str) -> None:
     _write(chat, describe(facts, width=chat.screen.width))
 
 
+@_command("/retry", "answer the last message again")
 def _retry(chat: TerminalChat, rest: str) -> None:
     chat.retry()
 
 
+@_command("/undo", "remove the last message and its answer")
 def _undo(chat: TerminalChat, rest: str) -> None:
     if not chat.conversation.exchanges:
         return chat.screen.note("there is nothing to undo")
@@ -95,6 +107,7 @@ def _undo(chat: TerminalChat, rest: str) -> None:
     return chat.screen.note(f"removed {_shorten(gone.question)!r} and its answer")
 
 
+@_command("/clear", "start a new conversation; the tree is kept")
 def _clear(chat: TerminalChat, rest: str) -> None:
     if chat.session.name:  # what was saved under this name stays
         chat.keep()
@@ -103,6 +116,7 @@ def _clear(chat: TerminalChat, rest: str) -> None:
     chat.screen.note("started a new conversation; the tree is kept")
 
 
+@_command("/save NAME", "save the chat with its branches; `bough run --resume NAME` goes on with it")
 def _save(chat: TerminalChat, rest: str) -> None:
     if not rest:
         raise RequestError("usage: /save NAME; `bough run --resume NAME` and /load NAME go on with it")
@@ -110,42 +124,41 @@ def _save(chat: TerminalChat, rest: str) -> None:
     chat.screen.note(f"saved as {rest}; it is saved again when the chat ends")
 
 
+@_command("/load [NAME]", "go on with a saved chat, or list them")
 def _load(chat: TerminalChat, rest: str) -> None:
     if not rest:
         names = chat.sessions.names() if chat.sessions else []
         return _write(chat, names or ["there are no saved chats"])
     chat.load(rest)
     chat.screen.note(describe_session(chat))
-    model = chat.session.model
-    if model and model != chat.backend.model:
+    if (model := chat.session.model) not in ("", chat.backend.model):
         chat.screen.note(f"it was with {model}; /model {model} changes to it")
     return None
 
 
 def describe_session(chat: TerminalChat) -> str:
-    """The chat that goes on, in one line."""
+    """One line on the chat that goes on."""
     exchanges = chat.conversation.exchanges
     last = f"; the last was {_shorten(exchanges[-1].question)!r}" if exchanges else ""
     return f"going on with the chat {chat.session.name}: {2 * len(exchanges)} messages{last}"
 
 
+@_command("/branch [NAME]", "go on from here in a branch of its own; what was said is shared")
 def _branch(chat: TerminalChat, rest: str) -> None:
     before = chat.session.current
     chat.session.branch(check_name(rest) if rest else "")
     chat.screen.note(f"going on in the branch {chat.session.current}; /switch {before} goes back")
 
 
+@_command("/switch [NAME]", "go on in another branch, or list them")
 def _switch(chat: TerminalChat, rest: str) -> None:
     session = chat.session
     if not rest:
-        rows = [(_mark(name, session.current), _describe_branch(each)) for name, each in session.branches.items()]
+        marks = {name: "*" if name == session.current else " " for name in session.branches}
+        rows = [(f"{marks[name]} {name}", _describe_branch(each)) for name, each in session.branches.items()]
         return _write(chat, align(rows))
     session.switch(rest)
     return chat.screen.note(f"going on in the branch {rest}: {_describe_branch(session.conversation)}")
-
-
-def _mark(name: str, current: str) -> str:
-    return f"{'*' if name == current else ' '} {name}"
 
 
 def _describe_branch(branch: Conversation) -> str:
@@ -153,12 +166,14 @@ def _describe_branch(branch: Conversation) -> str:
     return f"{2 * len(branch.exchanges)} messages{last}"
 
 
+@_command("/model [NAME]", "go on with another model, or show which it is")
 def _model(chat: TerminalChat, rest: str) -> None:
     if rest:
         chat.change_model(rest)
     chat.screen.note(chat.backend.greeting())
 
 
+@_command("/help", "show this list")
 def _help(chat: TerminalChat, rest: str) -> None:
     rows = [(each.usage, each.purpose) for each in COMMANDS.values()]
     keys = [
@@ -170,36 +185,14 @@ def _help(chat: TerminalChat, rest: str) -> None:
     _write(chat, [*align([*rows, *keys]), "", *names])
 
 
+@_command("/bye", "leave")
 def _bye(chat: TerminalChat, rest: str) -> None:
     chat.is_over = True
 
 
 def _write(chat: TerminalChat, lines: list[str]) -> None:
-    for line in [*lines, ""]:
-        chat.screen.write_line(line)
+    chat.screen.write_lines([*lines, ""])
 
 
 def _shorten(text: str, length: int = 40) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
-
-
-COMMANDS = {
-    "/set": Command(
-        "/set NAME VALUE", "set a parameter (none: the model's own), the system prompt, verbose or quiet", _set
-    ),
-    "/show": Command("/show", "show the model, the settings and the memory in use", _show),
-    "/tree": Command("/tree", "draw the tree of all cached prefixes", _tree),
-    "/explain": Command(
-        "/explain TEXT", "show what would be cached if TEXT were the next message, and why not more", _explain
-    ),
-    "/retry": Command("/retry", "answer the last message again", _retry),
-    "/undo": Command("/undo", "remove the last message and its answer", _undo),
-    "/clear": Command("/clear", "start a new conversation; the tree is kept", _clear),
-    "/save": Command("/save NAME", "save the chat with its branches; `bough run --resume NAME` goes on with it", _save),
-    "/load": Command("/load [NAME]", "go on with a saved chat, or list them", _load),
-    "/branch": Command("/branch [NAME]", "go on from here in a branch of its own; what was said is shared", _branch),
-    "/switch": Command("/switch [NAME]", "go on in another branch, or list them", _switch),
-    "/model": Command("/model [NAME]", "go on with another model, or show which it is", _model),
-    "/help": Command("/help", "show this list", _help),
-    "/bye": Command("/bye", "leave", _bye),
-}

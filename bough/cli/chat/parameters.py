@@ -12,6 +12,7 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
+from bough.config import parse_switch
 from bough.errors import RequestError
 from bough.types import SamplingParams
 
@@ -35,17 +36,12 @@ def read_format(text: str) -> str | dict[str, Any]:
     return schema
 
 
-def _read_switch(text: str) -> bool:
-    return {"true": True, "on": True, "yes": True, "1": True, "false": False, "off": False, "no": False, "0": False}[text]
-
-
 _Reader = Callable[[str], Any]
 _READERS: dict[str, tuple[_Reader, str]] = {
     "int": (int, "a whole number"),
     "int | None": (int, "a whole number, or none"),
     "float": (float, "a number"),
-    "bool": (_read_switch, "on or off"),
-    "bool | None": (_read_switch, "on or off"),
+    "bool": (parse_switch, "on or off"),
     "tuple[str, ...]": (shlex.split, "one or more texts, in quotes if they contain spaces"),
     "str | dict[str, Any] | None": (read_format, 'none, "json" or a file with a JSON schema'),
 }
@@ -81,10 +77,5 @@ def set_parameter(given: Mapping[str, Any], name: str, text: str) -> dict[str, A
 
 def describe_given(given: Mapping[str, Any]) -> dict[str, str]:
     """The parameters that were set, as text."""
-    return {name: _show(value) for name, value in given.items()}
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return shlex.join(value)
-    return json.dumps(value) if isinstance(value, dict) else str(value)
+    writers: dict[type, Callable[[Any], str]] = {list: shlex.join, tuple: shlex.join, dict: json.dumps}
+    return {name: writers.get(type(value), str)(value) for name, value in given.items()}

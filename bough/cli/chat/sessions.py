@@ -1,27 +1,89 @@
-"""Chats that were saved: a JSON file for each in one folder, which only their owner can read.
+"""A chat as it is kept: its conversation with all branches, and the JSON files of saved chats.
 
-A file is written as a whole. One that cannot be read, or does not hold a chat, raises BoughError and stays as it is.
+Always true: a question without an answer is not part of a conversation. A file is written as a whole, and only its owner
+can read it. One that cannot be read, or does not hold a chat, raises BoughError and stays as it is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from bough.cli.chat.conversation import ChatSession, Conversation, Exchange
 from bough.cli.chat.parameters import check
 from bough.errors import BoughError, RequestError
 from bough.system.folders import write_private
+from bough.types import Message
+
+FIRST = "main"
+"""The name of the first branch."""
 
 LAST = "last"
 """The name of a chat that was not given another."""
 
 _FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Exchange:
+    question: str
+    answer: str
+
+
+@dataclass
+class Conversation:
+    """The system text and the exchanges so far."""
+
+    system: str = ""
+    exchanges: list[Exchange] = field(default_factory=list)
+
+    def messages(self, question: str, last: int | None = None) -> list[Message]:
+        """The prompt that asks `question` after the exchanges up to `last`."""
+        said: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
+        for each in self.exchanges[:last]:
+            said += [{"role": "user", "content": each.question}, {"role": "assistant", "content": each.answer}]
+        return [*said, {"role": "user", "content": question}]
+
+
+@dataclass
+class ChatSession:
+    """All that is needed to resume a chat. `given` are the parameters that were set; `name` is the saved chat's, if any."""
+
+    model: str = ""
+    given: dict[str, Any] = field(default_factory=dict)
+    branches: dict[str, Conversation] = field(default_factory=lambda: {FIRST: Conversation()})
+    current: str = FIRST
+    name: str | None = None
+
+    @property
+    def conversation(self) -> Conversation:
+        """The branch that goes on."""
+        return self.branches[self.current]
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(branch.exchanges for branch in self.branches.values())
+
+    def branch(self, name: str = "") -> None:
+        """Go on from here in a new branch. Raises RequestError if there is one of that name."""
+        numbered = (f"branch-{number}" for number in count(2))
+        name = name or next(each for each in numbered if each not in self.branches)
+        if name in self.branches:
+            raise RequestError(f"there is a branch {name} already; /switch {name} goes to it")
+        here = self.conversation
+        self.branches[name] = Conversation(here.system, list(here.exchanges))
+        self.current = name
+
+    def switch(self, name: str) -> None:
+        if name not in self.branches:
+            raise RequestError(f"there is no branch {name}; the branches are {', '.join(self.branches)}")
+        self.current = name
 
 
 def check_name(name: str) -> str:
@@ -39,8 +101,11 @@ class Sessions:
 
     def names(self) -> list[str]:
         """All names, the one that was saved last first."""
-        files = [(_saved_s(file), file.stem) for file in self.folder.glob("*.json")]
-        return [name for _, name in sorted(files, reverse=True) if _NAME.fullmatch(name)]
+        saved: list[tuple[float, str]] = []
+        for file in self.folder.glob("*.json"):
+            with contextlib.suppress(OSError):  # it has just been deleted
+                saved.append((file.stat().st_mtime, file.stem))
+        return [name for _, name in sorted(saved, reverse=True) if _NAME.fullmatch(name)]
 
     def save(self, session: ChatSession, name: str) -> None:
         """Write the chat under a name, over an older one. Raises RequestError for a bad name, BoughError if it fails."""
@@ -72,22 +137,10 @@ class Sessions:
         return self.folder / f"{check_name(name)}.json"
 
 
-def _saved_s(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
 def _to_plain(session: ChatSession) -> dict[str, Any]:
     branches = {name: asdict(branch) for name, branch in session.branches.items()}
-    return {
-        "format": _FORMAT,
-        "model": session.model,
-        "parameters": session.given,
-        "current": session.current,
-        "branches": branches,
-    }
+    about = {"format": _FORMAT, "model": session.model, "parameters": session.given}
+    return about | {"current": session.current, "branches": branches}
 
 
 def _from_plain(plain: Mapping[str, Any], name: str) -> ChatSession:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Protocol, Self
 
 from rich.console import Console
@@ -34,8 +35,8 @@ def stream_answer(open_stream: OpenStream, screen: Screen, *, is_silent: bool = 
     After Ctrl-C it returns the answer so far.
     """
     wrap = WordWrap() if wraps and not screen.notes.is_dumb_terminal else None
-    with Interruption() as interruption, PrefillLine(screen.notes) as line:
-        for piece in open_stream(is_cancelled=interruption.has_come, on_progress=line.report):
+    with catching_interrupt() as is_interrupted, PrefillLine(screen.notes) as line:
+        for piece in open_stream(is_cancelled=is_interrupted, on_progress=line.report):
             if isinstance(piece, Completion):
                 return piece
             if piece.text and not is_silent:
@@ -44,29 +45,23 @@ def stream_answer(open_stream: OpenStream, screen: Screen, *, is_silent: bool = 
     raise AssertionError("a stream ends with a completion")
 
 
-class Interruption:
-    """Inside this context the first Ctrl-C is only recorded; the second raises KeyboardInterrupt."""
+@contextmanager
+def catching_interrupt() -> Iterator[Callable[[], bool]]:
+    """Yield a call that returns whether Ctrl-C was pressed. The second Ctrl-C raises KeyboardInterrupt."""
+    pressed: list[int] = []
 
-    def __init__(self) -> None:
-        self._has_come = False
-        self._before: Any = None
-
-    def has_come(self) -> bool:
-        return self._has_come
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._has_come:
+    def note(number: int, frame: FrameType | None) -> None:
+        if pressed:
             raise KeyboardInterrupt
-        self._has_come = True
+        pressed.append(number)
 
-    def __enter__(self) -> Self:
-        self._before = signal.getsignal(signal.SIGINT)
-        if self._before != signal.SIG_IGN:  # a background job ignores Ctrl-C
-            signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        signal.signal(signal.SIGINT, self._before)
+    before = signal.getsignal(signal.SIGINT)
+    if before != signal.SIG_IGN:  # a background job ignores Ctrl-C
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class PrefillLine:
@@ -96,19 +91,15 @@ class PrefillLine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
 
 def describe_prefill(cached: int, done: int, total: int) -> str:
     """ "computing 1,204 of 2,310 prompt tokens · 1,106 cached · 25 %" """
     wanted = total - cached
-    parts = [
-        f"computing {wanted:,} of {total:,} prompt tokens",
-        f"{cached:,} cached",
-        f"{100 * (done - cached) // wanted} %",
-    ]
-    return " · ".join(parts)
+    share = 100 * (done - cached) // wanted
+    return f"computing {wanted:,} of {total:,} prompt tokens · {cached:,} cached · {share} %"
 
 
 def describe_end(completion: Completion) -> str:
@@ -121,7 +112,6 @@ def describe_end(completion: Completion) -> str:
 
 
 def summarise(completion: Completion, load_s: float) -> list[str]:
-    """The counts, times and rates of one answer, as lines of text."""
     usage, timings = completion.usage, completion.timings
     share = usage.cached_tokens / usage.prompt_tokens if usage.prompt_tokens else 0.0
     facts = {
@@ -144,7 +134,6 @@ def _rate(num_tokens: int, num_timed: int, seconds: float) -> str:
 
 
 def as_dict(completion: Completion, model: str, load_s: float) -> dict[str, Any]:
-    """One answer as plain data."""
     return {
         "model": model,
         "text": completion.text,

@@ -13,6 +13,7 @@ from rich.cells import cell_len, set_cell_size
 
 _GAP, _SMALL_GAP = "   ", "  "
 _NARROWEST = 6  # no column is made narrower than this
+_UNITS = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 
 
 def align(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
@@ -28,7 +29,7 @@ def align(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
 
 
 def _narrow(widths: list[int], room: int) -> list[int]:
-    """The widths of columns so that all fit in the room: the widest after the first is narrowed, as long as one can be."""
+    """The widths of columns that fit into the room: the widest after the first is narrowed as long as possible."""
     first, *others = widths
     while first + sum(others) > room and max(others, default=0) > _NARROWEST:
         others[others.index(max(others))] -= 1
@@ -36,7 +37,6 @@ def _narrow(widths: list[int], room: int) -> list[int]:
 
 
 def _fit(cell: str, width: int) -> str:
-    """The cell with blanks up to the width, or shortened to it."""
     shown = cell if cell_len(cell) <= width else set_cell_size(cell, width - 1).rstrip() + "…"
     return set_cell_size(shown, width)
 
@@ -45,11 +45,8 @@ def describe(facts: Mapping[str, str], indent: str = "  ", width: int | None = N
     """One line for each fact that has a value, with its name first. With a width, long values go on below."""
     shown = {name: value for name, value in facts.items() if value}
     first = max(map(cell_len, shown), default=0)
-    lines: list[str] = []
-    for name, value in shown.items():
-        before = indent + set_cell_size(name, first) + _GAP
-        lines += wrap(value, before, width)
-    return lines
+    heads = [indent + set_cell_size(name, first) + _GAP for name in shown]
+    return [line for head, value in zip(heads, shown.values(), strict=True) for line in wrap(value, head, width)]
 
 
 def wrap(text: str, before: str = "", width: int | None = None) -> list[str]:
@@ -79,18 +76,16 @@ def ago(moment: datetime | None, now: datetime | None = None) -> str:
     if moment is None:
         return ""
     seconds = int(((now or datetime.now(UTC)) - moment).total_seconds())
-    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60)):
-        if seconds >= size:
-            number = seconds // size
-            return f"{number} {unit}{'s' if number > 1 else ''} ago"
-    return "just now"
+    return f"{_largest_unit(seconds)} ago" if seconds >= 60 else "just now"
 
 
 def ahead(moment: datetime, now: datetime | None = None) -> str:
     """How far ahead a moment is, in its largest unit."""
     seconds = round((moment - (now or datetime.now(UTC))).total_seconds())
-    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1)):
-        if seconds >= size:
-            number = seconds // size
-            return f"{number} {unit}{'s' if number > 1 else ''} from now"
-    return "now"
+    return f"{_largest_unit(seconds)} from now" if seconds >= 1 else "now"
+
+
+def _largest_unit(seconds: int) -> str:
+    unit, size = next(each for each in _UNITS if seconds >= each[1])
+    number = seconds // size
+    return f"{number} {unit}{'s' if number > 1 else ''}"

@@ -32,8 +32,11 @@ _LINE_EVERY_S = 5.0
 
 @contextmanager
 def show_progress(console: Console, *, stays: bool = True) -> Iterator[Work]:
-    """A progress object for long work. With `stays` the output remains on the terminal, and all work is reported; without,
-    it is erased, and outside a terminal only work with a known size is reported."""
+    """Yield a progress object for long work.
+
+    With `stays` the output remains on the terminal, and all work is reported. Without, it is erased, and outside a terminal
+    only work of a known size is reported.
+    """
     if not console.is_terminal:
         yield Lines(lambda line: console.print(line, markup=False, soft_wrap=True), tells_all=stays)
         return
@@ -65,7 +68,9 @@ class Bars:
         self.finish()
         self._label, self._done_bytes = escape(label), 0
         if total_bytes:
-            self._bar = _make_bar(self._console, self._stays)
+            texts = (SpinnerColumn(finished_text="✓"), TextColumn("{task.description}"))
+            figures = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+            self._bar = Progress(*texts, *figures, console=self._console, transient=not self._stays)
             self._bar.add_task(self._label, total=total_bytes)
             self._bar.start()
         else:
@@ -87,19 +92,6 @@ class Bars:
         self._bar = self._spinner = None
 
 
-def _make_bar(console: Console, stays: bool) -> Progress:
-    return Progress(
-        SpinnerColumn(finished_text="✓"),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=not stays,
-    )
-
-
 class Lines:
     """A line when work starts and every few seconds after. Without `tells_all`, work of unknown size gets no first line."""
 
@@ -112,25 +104,21 @@ class Lines:
         self._label = ""
         self._total_bytes: int | None = None
         self._done_bytes = 0
-        self._told_at_s = 0.0
+        self._printed_at_s = 0.0
 
     def start(self, label: str, total_bytes: int | None) -> None:
         self._label, self._total_bytes, self._done_bytes = label, total_bytes, 0
-        self._told_at_s = self._clock()
+        self._printed_at_s = self._clock()
         if total_bytes or self._tells_all:
             self._print(f"{label} ({filesize.decimal(total_bytes)})" if total_bytes else label)
 
     def advance(self, num_bytes: int) -> None:
         self._done_bytes += num_bytes
-        if self._clock() - self._told_at_s >= _LINE_EVERY_S:
-            self._told_at_s = self._clock()
-            self._print(f"{self._label}: {self._so_far()}")
+        if self._clock() - self._printed_at_s >= _LINE_EVERY_S:
+            self._printed_at_s = self._clock()
+            done, total = filesize.decimal(self._done_bytes), self._total_bytes
+            share = f" of {filesize.decimal(total)} ({100 * self._done_bytes // total} %)" if total else ""
+            self._print(f"{self._label}: {done}{share}")
 
     def finish(self) -> None:
         self._label = ""
-
-    def _so_far(self) -> str:
-        done = filesize.decimal(self._done_bytes)
-        if not self._total_bytes:
-            return done
-        return f"{done} of {filesize.decimal(self._total_bytes)} ({100 * self._done_bytes // self._total_bytes} %)"

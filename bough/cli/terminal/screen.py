@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Collection, Iterable
 
 import typer
 from rich.console import Console
@@ -24,12 +25,12 @@ _PICTURES = _C0_AND_DELETE | _C1
 
 
 def neutralise(text: str) -> str:
-    """Replace every control character except line breaks and tabs by a visible symbol. Works on partial texts, too."""
+    """Replace every control character except line breaks and tabs by a visible symbol."""
     return text.translate(_PICTURES)
 
 
 class Screen:
-    """Standard output and standard error of the moment when the object is made."""
+    """Standard output and standard error, as they are when the object is made."""
 
     def __init__(self) -> None:
         self.out = sys.stdout
@@ -38,7 +39,6 @@ class Screen:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether answers go to a terminal."""
         return self.out.isatty()
 
     def write(self, text: str, wrap: WordWrap | None = None) -> None:
@@ -54,11 +54,15 @@ class Screen:
 
     @property
     def width(self) -> int | None:
-        """How many characters a line of answers may have: those of the terminal; None outside of one."""
+        """The columns of the terminal; None outside of one."""
         return shutil.get_terminal_size((_USUAL_WIDTH, 0)).columns if self.is_terminal else None
 
     def write_line(self, text: str = "") -> None:
         self.write(text + "\n")
+
+    def write_lines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write_line(line)
 
     def end_line(self) -> None:
         """End the current line, unless it is empty."""
@@ -71,6 +75,13 @@ class Screen:
 
     def error(self, text: str) -> None:
         self._note(f"error: {neutralise(text)}", "red")
+
+    def exit_with(self, problems: Collection[str]) -> None:
+        """Write each problem, and exit with code 1 if there is one."""
+        for problem in problems:
+            self.error(problem)
+        if problems:
+            raise typer.Exit(1)
 
     def _note(self, text: str, style: str) -> None:
         """Write one line; a terminal wraps it between words."""

@@ -1,4 +1,4 @@
-"""Words of a streamed text wrap at the width of the terminal.
+"""Wrapping the words of a streamed text at the width of the terminal.
 
 Text is written as it comes, in pieces that may end inside a word. A word that grows over the edge is erased and written
 again on the next line. Line breaks of the text stay, and so do the lines between ``` fences. A word that is longer than a
@@ -19,7 +19,7 @@ _TAB_STOP = 8
 
 
 class WordWrap:
-    """The place in the output where the next piece continues."""
+    """The state of the last line that was written."""
 
     def __init__(self) -> None:
         self._column = 0
@@ -30,7 +30,7 @@ class WordWrap:
         self._is_in_fence = False
 
     def add(self, text: str, width: int) -> str:
-        """What to write for the next piece, on a terminal that has this many columns now."""
+        """Return what to write for the next piece, on a terminal that has `width` columns now."""
         limit = width - 1  # a cursor behind the last column could not go back over a word
         return "".join(self._add_character(character, limit) for character in text)
 

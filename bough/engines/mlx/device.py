@@ -1,4 +1,4 @@
-"""The device of the MLX engine: which one, in which type it computes, and how much memory it may take and took."""
+"""The device of the MLX engine, the type that it computes in, and its memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SHORT_OF_MEMORY = ("malloc", "allocate", "Insufficient Memory", "OutOfMemory") 
 
 def use_device(name: str) -> None:
     """Let MLX compute on the device of that name; "auto" takes the GPU where MLX has one, else the CPU."""
-    if name.partition(":")[0] in ("cuda", "mps"):
-        raise ModelError(f"the device {name!r} is the torch engine's: the mlx engine has auto, cpu and gpu")
     if name not in ("auto", "cpu", "gpu", "metal"):
-        raise ModelError(f"there is no device {name!r}: the mlx engine has auto, cpu and gpu")
+        is_of_torch = name.partition(":")[0] in ("cuda", "mps")
+        problem = f"the device {name!r} is the torch engine's" if is_of_torch else f"there is no device {name!r}"
+        raise ModelError(f"{problem}: the mlx engine has auto, cpu and gpu")
     has_gpu = mx.is_available(mx.gpu)
     if name in ("gpu", "metal") and not has_gpu:
         raise ModelError(f"the device {name!r} is not available here: MLX finds no GPU")
@@ -33,15 +33,13 @@ def choose_dtype(name: str, held: mx.Dtype, on_gpu: bool) -> mx.Dtype:
     """The type of that name for weights that are `held` in a type of their own.
 
     "auto" takes float32 on a CPU, where half precision is slow, with quantized weights most of all. On a GPU it takes
-    bfloat16 in place of float32, and else what the files have.
+    bfloat16 in place of float32, and else the type of the files.
     """
-    if name != "auto" and name not in _TYPES:
+    if name == "auto":
+        return mx.float32 if not on_gpu else mx.bfloat16 if held == mx.float32 else held
+    if name not in _TYPES:
         raise ModelError(f"dtype is {name!r}, and must be auto, {', '.join(_TYPES)}")
-    if name != "auto":
-        return _TYPES[name]
-    if not on_gpu:
-        return mx.float32
-    return mx.bfloat16 if held == mx.float32 else held
+    return _TYPES[name]
 
 
 class Allocator:
@@ -59,43 +57,39 @@ class Allocator:
 
 
 def require_bytes(nbytes: int) -> None:
-    """Raise MemoryError if the machine has no room for so much: MLX's CPU build crashes when an allocation fails."""
+    """Raise MemoryError if the machine has too little memory: MLX's CPU build crashes when an allocation fails."""
     if mx.default_device() == mx.cpu and nbytes > (free_bytes := read_host_memory().available_bytes):
         raise MemoryError(f"a lane needs {nbytes:,} bytes more, and the machine has {free_bytes:,} left")
 
 
 def default_budget_bytes() -> int:
-    """The default budget of lanes and pages: a share of what is free once the model is loaded."""
-    recommended = _recommended_bytes()
-    if recommended:
+    """The default budget of lanes and pages: a share of the memory that is free once the model is loaded."""
+    if recommended := _recommended_bytes():
         return int(max(0, recommended - mx.get_active_memory()) * _GPU_SHARE)
     return int(read_host_memory().available_bytes * _CPU_SHARE)
 
 
 def wire() -> None:
     """Let the system keep as much as it recommends in memory, for all models of this process; nothing without a GPU."""
-    recommended = _recommended_bytes()
-    if recommended:
+    if recommended := _recommended_bytes():
         mx.set_wired_limit(recommended)
 
 
 def describe_memory() -> str:
-    """What MLX holds now and held at most, for people."""
     return f"{mx.get_active_memory() / 2**20:,.0f} MiB in use, {mx.get_peak_memory() / 2**20:,.0f} MiB at most"
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error of MLX, or the cause of ours, says that memory was short."""
-    return is_memory_error(error, _is_of_mlx)
-
-
-def _is_of_mlx(error: BaseException) -> bool:
-    return isinstance(error, RuntimeError) and any(each in str(error) for each in _SHORT_OF_MEMORY)
+    """Whether an error of MLX, or the cause of ours, means that memory was short."""
+    return is_memory_error(
+        error, lambda each: isinstance(each, RuntimeError) and any(text in str(each) for text in _SHORT_OF_MEMORY)
+    )
 
 
 def _recommended_bytes() -> int:
-    """The memory that a GPU may use without slowing the machine down; 0 where MLX runs on the CPU or does not say."""
+    """The memory that a GPU may use without slowing the machine down; 0 where MLX runs on the CPU or reports none."""
     if mx.default_device() != mx.gpu:
         return 0
     info: dict[str, Any] = mx.device_info()
-    return int(info.get("max_recommended_working_set_size", 0) or info.get("memory_size", 0) or info.get("total_memory", 0))
+    names = ("max_recommended_working_set_size", "memory_size", "total_memory")
+    return next((int(info[name]) for name in names if info.get(name)), 0)

@@ -1,7 +1,7 @@
-"""How an mlx-lm model is called, and where its logits and its last hidden state are.
+"""Calls an mlx-lm model, for its logits or its last hidden state.
 
 A model gives the logits of all positions. Usually only those of the last token are needed, and the head over the whole
-vocabulary is a large part of a small model: so the head gets the last position only, except in `all_logits`.
+vocabulary is a large part of a small model: so the head gets the last position only, unless all are wanted.
 """
 
 from __future__ import annotations
@@ -12,22 +12,25 @@ from typing import Any
 
 import mlx.core as mx
 
+from bough.engines.mlx.device import Allocator
 from bough.engines.mlx.library import cache as library_cache
 from bough.engines.mlx.library import nn
-from bough.engines.mlx.loading.model import LoadedModel
+from bough.engines.mlx.loading.model import MlxModel
+from bough.engines.shared.compute import RunResult, tensors_in
 from bough.errors import EngineError
 
 _HEAD = "_bough_head"
 
 
-class Forward:
+class MlxForward:
     """One model, called the same way whatever its family."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: MlxModel) -> None:
         self.model = loaded.model
         self.config = loaded.config
         self.text = loaded.text
         self._head = _find_head(loaded.model)
+        self._allocator = Allocator()
 
     def last_logits(self, tokens: mx.array, cache: Any) -> mx.array:
         """Logits [batch, vocabulary] in float32 after the last of `tokens` [batch, run], not evaluated yet."""
@@ -35,21 +38,22 @@ class Forward:
             logits: mx.array = self.model(tokens, cache=cache)
         return logits[:, -1].astype(mx.float32)
 
-    @property
-    def state_size(self) -> int:
-        """How many numbers the head reads of each token; 0 if no call of the model has used a head that is known."""
-        return self._head.size
-
-    def last_state(self, tokens: mx.array, cache: Any) -> mx.array:
-        """What the head reads after the last of `tokens` [1, …]: [hidden] in float32, not evaluated yet."""
+    def run(self, ids: Sequence[int], num_new: int, cache: Any, result: RunResult) -> mx.array:
+        """Logits or the state of the last `num_new` of `ids`, in float32, not evaluated yet. All go into the cache."""
+        tokens = mx.array([list(ids)])
+        if result is RunResult.LAST_LOGITS:
+            return self.last_logits(tokens, cache)[0]
+        if result is RunResult.ALL_LOGITS:
+            logits: mx.array = self.model(tokens, cache=cache)
+            return logits[0, -num_new:].astype(mx.float32)
         with self._head.last_only():
             self.model(tokens, cache=cache)
             return self._head.take_read().reshape(-1).astype(mx.float32)
 
-    def run_logits(self, tokens: mx.array, cache: Any, run: int) -> mx.array:
-        """Logits [run, vocabulary] in float32 after each of the last `run` of `tokens` [1, …], not evaluated yet."""
-        logits: mx.array = self.model(tokens, cache=cache)
-        return logits[0, -run:].astype(mx.float32)
+    @property
+    def state_size(self) -> int:
+        """The length of the head's input; 0 if no call of the model has used a head that is known."""
+        return self._head.size
 
     def all_logits(self, ids: Sequence[int], cache: Any = None) -> mx.array:
         """Logits [run, vocabulary] in float32 after each of `ids`, evaluated."""
@@ -57,16 +61,32 @@ class Forward:
         mx.eval(logits)
         return logits
 
+    def continue_cache(self, ids: Sequence[int], first: int, cache: Any, result: RunResult) -> tuple[mx.array, Any]:
+        """The result of `run`, evaluated, and the cache of mlx-lm that was made or extended, which knows its length."""
+        cache = self.make_cache() if cache is None else cache
+        found = self.run(ids, len(ids), cache, result)
+        mx.eval(found, list(tensors_in(cache, mx.array)))
+        self._allocator.trim(len(ids))
+        return found, cache
+
+    def run_anew(self, ids: Sequence[int], num_new: int, result: RunResult) -> mx.array:
+        """The result of `run` for a whole sequence, evaluated, with a fresh cache: some models answer otherwise without."""
+        found = self.run(ids, num_new, self.make_cache(), result)
+        mx.eval(found)
+        self._allocator.trim(len(ids))
+        return found
+
+    def cache_bytes(self, cache: Any) -> int:
+        return sum({id(array): array.nbytes for array in tensors_in(cache, mx.array)}.values())
+
     def make_cache(self) -> list[Any]:
-        """The caches that the library makes for this model."""
         return list(library_cache.make_prompt_cache(self.model))
 
 
 class Head:
     """The last layer of a model; within `last_only` it sees the last position of a run only.
 
-    `size` is how many numbers of each position it reads; 0 before the model was first called, and for ever if its last
-    layer is not recognised.
+    `size` is the length of its input; 0 before the first call of the model, and for ever if the layer is not recognised.
     """
 
     def __init__(self) -> None:
@@ -90,7 +110,7 @@ class Head:
         return self._read
 
     def take_read(self) -> mx.array:
-        """What the head has read within `last_only`: [batch, 1, hidden]. Raises EngineError if it was not called."""
+        """The head's input within `last_only`: [batch, 1, hidden]. Raises EngineError if it was not called."""
         if self._read is None:
             raise EngineError("the model did not call the head that is known, so its last hidden state is not known")
         return self._read
@@ -109,7 +129,7 @@ def _find_head(model: Any) -> Head:
 
 
 def _wrap_method(module: Any, kinds: Any, method: str, head: Head) -> None:
-    """Make a method of this one module use only the positions that `head` leaves."""
+    """Let a method of this one module use only the positions that `head` leaves."""
     if isinstance(module, kinds):
         stock = getattr(type(module), method)
         short = {method: lambda self, hidden: stock(self, head.cut(hidden))}

@@ -1,4 +1,4 @@
-"""mlx-lm as this engine uses it: every file of the engine takes the library from here.
+"""mlx-lm for this engine: every file of the engine imports the library from here.
 
 Importing it lowers the number of files that the whole process may open, for good where the process has no privileges: a
 server needs them for its clients and its pages. So that one call is kept from having an effect while the import runs.
@@ -24,16 +24,4 @@ with patch.object(resource, "setrlimit", lambda *_: None):
 nn: Any = mlx.nn  # which is not typed
 VERSION: str = mlx_lm.__version__
 
-__all__ = [
-    "VERSION",
-    "base",
-    "cache",
-    "falcon_h1",
-    "gpt_oss",
-    "llama",
-    "mamba2",
-    "mlx_lm",
-    "nn",
-    "rope_utils",
-    "utils",
-]
+__all__ = ["VERSION", "base", "cache", "falcon_h1", "gpt_oss", "llama", "mamba2", "mlx_lm", "nn", "rope_utils", "utils"]

@@ -2,19 +2,28 @@
 
 A candidate is one model to check, the real one or a small copy of it. Each has its own tolerance, because only its engine
 knows how far rounding alone moves its logits.
+
+Verdicts are kept as small JSON files, so that a model is checked only once. A file that cannot be read counts as absent.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 from bough.cache.tree.state import Group, Kind
+from bough.config import Settings
+from bough.engines.contract import ReportProgress
 from bough.engines.self_check import checks
 from bough.engines.self_check.reference import Reference
-from bough.engines.shared.compute import Compute, GroupCompute, Verdict, Way
+from bough.engines.shared.compute import Compute, GroupCompute, PlainCompute, RunMode, Verdict
 from bough.errors import ModelError, UnsupportedModel
+from bough.system.folders import write_private
 
 COPY_TOKENS = 150
 COPY_WINDOW = 24  # rows; of the small random copies of a model
@@ -24,12 +33,14 @@ _REAL_TOKENS = 40
 _MOST_TOKENS = 1200
 _SLIGHTLY_OFF = 100  # times the tolerance: a step that is off by its own clamping, not by another's state
 
-RUN_CHECKS: dict[str, Callable[[Compute[Any], Reference], float]] = {
+Result = TypeVar("Result")
+
+RUN_CHECKS: dict[str, Callable[[Compute[Any, Any], Reference], float]] = {
     "one-shot": checks.one_shot,
     "stepped": checks.stepped,
     "chunked": checks.chunked,
 }
-REUSE_CHECKS: dict[str, Callable[[GroupCompute[Any], Reference], float]] = {
+REUSE_CHECKS: dict[str, Callable[[GroupCompute[Any, Any], Reference], float]] = {
     "restored": checks.restored,
     "rewound": checks.rewound,
     "branched": checks.branched,
@@ -37,12 +48,12 @@ REUSE_CHECKS: dict[str, Callable[[GroupCompute[Any], Reference], float]] = {
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One model to check. `compute` makes a way to run it on lanes, with steps in batches or without."""
+class CheckedModel:
+    """One model to check. `compute` makes a way of running it on lanes, with steps in batches or without."""
 
     forward: Any  # the engine's own
-    groups: Sequence[Group]
-    compute: Callable[[bool], GroupCompute[Any]]
+    layout: Any  # the engine's own
+    compute: Callable[[bool], GroupCompute[Any, Any]]
     reference: Reference
     tolerance: float
     label: str = ""
@@ -50,41 +61,45 @@ class Candidate:
 
 
 class SelfCheck:
-    """Runs checks on candidates. `is_out_of_memory` recognises the engine's errors: too little memory gives no verdict."""
+    """Runs checks on candidates. An error that `is_out_of_memory` recognises is raised: it gives no verdict."""
 
     def __init__(self, is_out_of_memory: Callable[[BaseException], bool]) -> None:
         self._is_out_of_memory = is_out_of_memory
         self.why_no_lanes = "steps after a prompt come out differently"
 
-    def check_lanes(self, attention: str, candidates: Sequence[Candidate], can_batch: bool) -> Verdict | None:
-        """What our own lanes can do, or None if they cannot even continue a prompt. `can_batch`: also try batches."""
-        verdict: Verdict | None = Verdict(attention)
+    def check_lanes(self, attention: str, candidates: Sequence[CheckedModel], can_batch: bool) -> Verdict | None:
+        """What Bough's lanes can do, or None if they cannot even continue a prompt. `can_batch`: also try batches."""
+        verdict = Verdict(attention)
         for candidate in candidates:
-            verdict = self._check_candidate(verdict, candidate) if verdict is not None else None
-        return replace(verdict, can_batch=can_batch and self._can_batch(candidates)) if verdict is not None else None
+            checked = self._check_candidate(verdict, candidate)
+            if checked is None:
+                return None
+            verdict = checked
+        can_batch = can_batch and all(
+            self.measure(checks.batched, each.compute(True), each.reference) <= each.tolerance for each in candidates
+        )
+        return replace(verdict, can_batch=can_batch)
 
-    def check_plain(
-        self, attention: str, real: Candidate, library: Compute[Any], recompute: Compute[Any], unknown: str
-    ) -> Verdict:
-        """Without groups: with the model's own cache if that is right, else with none.
+    def check_plain(self, attention: str, real: CheckedModel, unknown: str) -> Verdict:
+        """The verdict without lanes: with the model's own cache if that is right, else with none.
 
-        `unknown` says what the probe did not recognise, if there was anything. Raises UnsupportedModel if neither is right.
+        `unknown` is what the probe did not recognise, if anything. Raises UnsupportedModel if neither is right.
         """
         why = unknown or f"its state cannot be kept in lanes: {self.why_no_lanes}"
-        found = self._run_checks(library, real.reference)
+        found = self._run_checks(PlainCompute(real.forward, keeps_cache=True), real.reference)
         if max(found["one-shot"], found["stepped"]) <= real.tolerance:
             can_chunk = found["chunked"] <= real.tolerance and not real.is_coarse
             reason = f"{why}; it runs with its own cache, without reuse"
-            return Verdict(attention, Way.LIBRARY, can_chunk, False, False, reason, found)
-        difference = self.measure(checks.one_shot, recompute, real.reference)
+            return Verdict(attention, RunMode.LIBRARY, can_chunk, False, False, reason, found)
+        difference = self.measure(checks.one_shot, PlainCompute(real.forward, keeps_cache=False), real.reference)
         if difference > real.tolerance:
             name = type(real.forward.model).__name__
             raise UnsupportedModel(f"{name} gives different answers to one prompt ({difference:.1e})")
         reason = f"{why}; every token is computed from the start: slow, but right"
-        return Verdict(attention, Way.RECOMPUTE, True, False, False, reason, {"one-shot": difference})
+        return Verdict(attention, RunMode.RECOMPUTE, True, False, False, reason, {"one-shot": difference})
 
-    def _check_candidate(self, verdict: Verdict, candidate: Candidate) -> Verdict | None:
-        """The verdict, less what this candidate cannot do, or None."""
+    def _check_candidate(self, verdict: Verdict, candidate: CheckedModel) -> Verdict | None:
+        """The verdict, less what this candidate cannot do; None if it cannot continue a prompt."""
         compute = candidate.compute(False)
         found = self._run_checks(compute, candidate.reference)
         if found["one-shot"] > candidate.tolerance or found["stepped"] > _SLIGHTLY_OFF * candidate.tolerance:
@@ -103,30 +118,29 @@ class SelfCheck:
             differences=verdict.differences | labelled,
         )
 
-    def _can_batch(self, candidates: Sequence[Candidate]) -> bool:
-        return all(
-            self.measure(checks.batched, each.compute(True), each.reference) <= each.tolerance for each in candidates
-        )
-
-    def _run_checks(self, compute: Compute[Any], reference: Reference) -> dict[str, float]:
+    def _run_checks(self, compute: Compute[Any, Any], reference: Reference) -> dict[str, float]:
         return {check: self.measure(run, compute, reference) for check, run in RUN_CHECKS.items()}
 
-    def measure(self, run: Callable[[Any, Reference], float], compute: Compute[Any], reference: Reference) -> float:
-        """The largest difference, or infinity where the model cannot do it at all."""
+    def measure(self, run: Callable[[Any, Reference], float], compute: Compute[Any, Any], reference: Reference) -> float:
+        """The largest difference, or infinity if the check fails."""
+        found = self.attempt(lambda: run(compute, reference))
+        return found if found is not None else float("inf")
+
+    def attempt(self, run: Callable[[], Result]) -> Result | None:
+        """The result of `run`, or None if it fails."""
         try:
-            return run(compute, reference)
+            return run()
         except Exception as error:  # a model may fail in any way when it is used as its authors did not
             if self._is_out_of_memory(error):
                 raise ModelError(f"too little memory is free to check what this model can do: {error}") from error
             self.why_no_lanes = f"{type(error).__name__}: {error}"
-            return float("inf")
+            return None
 
 
-def drop_unproven(verdict: Verdict, candidates: Sequence[Candidate]) -> Verdict:
+def drop_unproven(verdict: Verdict, candidates: Sequence[CheckedModel]) -> Verdict:
     """The same verdict, less what was only checked coarsely: runs and reuse of windows and states, if there is no copy."""
     real = candidates[0]
-    has_more = any(group.kind is not Kind.FULL for group in real.groups)
-    if not (real.is_coarse and len(candidates) == 1 and has_more and verdict.can_chunk):
+    if not (real.is_coarse and len(candidates) == 1 and _has_windows_or_states(real.layout.groups) and verdict.can_chunk):
         return verdict
     reason = (
         "half precision hides small mistakes in its windows or states, and no small copy of it could be built to find them"
@@ -135,8 +149,12 @@ def drop_unproven(verdict: Verdict, candidates: Sequence[Candidate]) -> Verdict:
 
 
 def needs_copy(groups: Sequence[Group], is_coarse: bool) -> bool:
-    """Whether a short prompt on the real weights tells too little: rounding, windows, states."""
-    return bool(groups) and (is_coarse or any(group.kind is not Kind.FULL for group in groups))
+    """Whether a short prompt on the real weights shows too little: rounding, windows, states."""
+    return bool(groups) and (is_coarse or _has_windows_or_states(groups))
+
+
+def _has_windows_or_states(groups: Sequence[Group]) -> bool:
+    return any(group.kind is not Kind.FULL for group in groups)
 
 
 def reference_tokens(groups: Sequence[Group], is_coarse: bool, has_copy: bool) -> int:
@@ -146,7 +164,7 @@ def reference_tokens(groups: Sequence[Group], is_coarse: bool, has_copy: bool) -
     return min(max([COPY_TOKENS, *(group.window + _REAL_TOKENS for group in groups)]), _MOST_TOKENS)
 
 
-def _reason(found: dict[str, float], candidate: Candidate) -> str:
+def _reason(found: dict[str, float], candidate: CheckedModel) -> str:
     worst = max(found, key=lambda check: found[check])
     if found[worst] <= candidate.tolerance:
         return ""
@@ -156,3 +174,32 @@ def _reason(found: dict[str, float], candidate: Candidate) -> str:
         else "could not be computed"
     )
     return f"its logits, {worst}{candidate.label}, {by}"
+
+
+def find_verdict(settings: Settings, key: str, check: Callable[[], Verdict], progress: ReportProgress | None) -> Verdict:
+    """The verdict kept under this key, or the one that `check` finds now, which is then kept."""
+    file = settings.cache_folder / "self_checks" / f"{key}.json"
+    verdict = read_verdict(file)
+    if verdict is None:
+        if progress:
+            progress("checking what this model can do")
+        verdict = check()
+        with contextlib.suppress(OSError):  # in a folder that cannot be written, the next load checks again
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_private(file, json.dumps(asdict(verdict), indent=1))
+    return verdict
+
+
+def read_verdict(file: Path) -> Verdict | None:
+    """The verdict in a file, or None if it has none."""
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+        verdict = Verdict(**fields | {"way": RunMode(fields["way"])})
+        return verdict if isinstance(verdict.differences, dict) else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def hash_features(features: Sequence[Any]) -> str:
+    """A key made of all that a verdict depends on."""
+    return hashlib.sha256(json.dumps(features, sort_keys=True, default=str).encode()).hexdigest()[:32]

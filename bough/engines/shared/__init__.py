@@ -1,1 +1,1 @@
-"""What the engines share: lanes, groups and pages without any tensor library."""
+"""The common parts of the engines: lanes, groups and pages without any tensor library."""

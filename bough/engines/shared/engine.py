@@ -1,26 +1,35 @@
-"""The part of the engine contract that both engines implement the same way, over their lanes, pages and verdict."""
+"""The part of the engine contract that is the same for both engines, over their lanes, pages and verdict.
+
+Some rotary scalings depend on the total length: beyond their threshold the same token has other keys. So there is a most
+that a sequence may have (the context), and a most that it may have to be reused.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 from bough.cache.tree.state import Buffer, Group, Lane, Page, State, Tier
+from bough.config import Settings
 from bough.engines.contract import Capabilities, EngineInfo, Logits, ScoredRun
-from bough.engines.shared.compute import Compute, Shapes, Verdict, Way
+from bough.engines.shared.compute import Compute, RunMode, RunResult, Shapes, Verdict
 from bough.engines.shared.errors import as_engine_errors
-from bough.engines.shared.pages import PageAllocator, packed_bytes
+from bough.engines.shared.pages import PageAllocator
 from bough.engines.shared.row_memory import LaneSizes
+from bough.errors import SettingsError
 
+DEFAULT_CONTEXT = 131_072  # of models whose configuration has no bound
 _LONGEST_RUN = 8_192
-_STATES = {Way.LANES: "bough's lanes", Way.LIBRARY: "the model's own cache", Way.RECOMPUTE: "none: recomputed"}
+_SLACK_CPU = 512
+_SLACK_ACCELERATOR = 2_048
+_STATES = {RunMode.LANES: "bough's lanes", RunMode.LIBRARY: "the model's own cache", RunMode.RECOMPUTE: "none: recomputed"}
 
 
 class LaneEngine(ABC):
     """A loaded model on lanes. An engine makes the parts; the verdict says what they can do."""
 
-    _compute: Compute[Any]
+    _compute: Compute[Any, Any]
 
     def __init__(
         self,
@@ -32,82 +41,59 @@ class LaneEngine(ABC):
         reuse_limit: int | None,
         state_size: int,
     ) -> None:
-        self._info = info
+        self.info = info
+        self.capabilities = Capabilities(
+            verdict.can_chunk, verdict.can_reuse, reuse_limit, verdict.reason, dict(verdict.differences)
+        )
+        self.vocab_size = layout.vocab_size
+        self.state_size = state_size
+        self.context_tokens = sizes.context
+        self.groups = layout.groups
+        self.max_chunk_tokens = sizes.slack if any(group.window for group in layout.groups) else _LONGEST_RUN
         self._layout = layout
         self._pages = pages
         self._verdict = verdict
         self._sizes = sizes
         self._reuse_limit = reuse_limit
-        self._state_size = state_size
-
-    @property
-    def info(self) -> EngineInfo:
-        return self._info
-
-    @property
-    def capabilities(self) -> Capabilities:
-        verdict = self._verdict
-        return Capabilities(
-            verdict.can_chunk, verdict.can_reuse, self._reuse_limit, verdict.reason, dict(verdict.differences)
-        )
-
-    @property
-    def vocab_size(self) -> int:
-        return self._layout.vocab_size
-
-    @property
-    def state_size(self) -> int:
-        return self._state_size
-
-    @property
-    def context_tokens(self) -> int:
-        return self._sizes.context
-
-    @property
-    def groups(self) -> Sequence[Group]:
-        return self._layout.groups
 
     @property
     def held_bytes(self) -> int:
         """Bytes of pages and states that were made and not yet released: tests find leaks by it."""
         return self._pages.held_bytes
 
-    @property
-    def max_chunk_tokens(self) -> int:
-        return self._sizes.slack if any(group.window for group in self.groups) else _LONGEST_RUN
-
     def limit_device(self, budget_bytes: int) -> None:
         """Nothing to do: memory is taken as it is needed, and the cache keeps within the budget."""
         return
 
     def make_lane(self) -> Lane:
-        return self._compute.make_lane()
+        lane: Lane = self._compute.make_lane()
+        return lane
 
+    @as_engine_errors("the forward pass")
     def evaluate(self, lane: Lane, ids: Sequence[int]) -> Logits:
         assert len(ids) > 0, "a run has at least one token"
-        with as_engine_errors("the forward pass"):
-            return self._compute.evaluate(lane, ids)
+        return self._compute.evaluate(lane, ids)
 
+    @as_engine_errors("the forward pass")
     def evaluate_scored(self, lane: Lane, ids: Sequence[int], following: Sequence[int], num_top: int) -> ScoredRun:
         assert 0 <= len(ids) - len(following) <= 1, "a token follows each of a run, but perhaps the last"
-        with as_engine_errors("the forward pass"):
-            return self._score(self._compute.evaluate_all(lane, ids), following, num_top)
+        return self._score(self._compute.run(lane, ids, RunResult.ALL_LOGITS), following, num_top)
 
+    @as_engine_errors("the forward pass")
     def evaluate_state(self, lane: Lane, ids: Sequence[int]) -> list[float]:
         assert len(ids) > 0 and self.state_size, "a run has at least one token, and the model a head"
-        with as_engine_errors("the forward pass"):
-            state: list[float] = self._compute.evaluate_state(lane, ids).tolist()
-            return state
+        state: list[float] = self._compute.run(lane, ids, RunResult.LAST_STATE).tolist()
+        return state
 
     @abstractmethod
     def _score(self, rows: Any, following: Sequence[int], num_top: int) -> ScoredRun:
-        """Score the token that follows each row of logits, and keep the last row alone."""
+        """Score the token that follows each row of logits; the result keeps the last row alone."""
 
+    @as_engine_errors("the forward pass")
     def step(self, lanes: Sequence[Lane], ids: Sequence[int]) -> Sequence[Logits]:
-        with as_engine_errors("the forward pass"):
-            if self._reuse_limit is None or all(lane.offset < self._reuse_limit for lane in lanes):
-                return self._compute.step(lanes, ids)
-            return self._step_apart(lanes, ids, self._reuse_limit)
+        if self._reuse_limit is None or all(lane.offset < self._reuse_limit for lane in lanes):
+            return self._compute.step(lanes, ids)
+        return self._step_apart(lanes, ids, self._reuse_limit)
 
     def _step_apart(self, lanes: Sequence[Lane], ids: Sequence[int], limit: int) -> list[Logits]:
         """Each lane beyond the limit alone: a model looks at the longest of a batch, and computes all for that length."""
@@ -138,7 +124,7 @@ class LaneEngine(ABC):
         return self._pages.pack(item)
 
     def packed_bytes(self, item: Page | State) -> int:
-        return packed_bytes(item)
+        return item.content_bytes
 
     def unpack_page(self, group: Group, start: int, end: int, data: Buffer, tier: Tier = Tier.DEVICE) -> Page:
         return self._pages.unpack_page(group, start, end, data, tier)
@@ -146,14 +132,32 @@ class LaneEngine(ABC):
     def unpack_state(self, group: Group, offset: int, data: Buffer, tier: Tier = Tier.DEVICE) -> State:
         return self._pages.unpack_state(group, offset, data, tier)
 
-    def _describe_info(self) -> dict[str, str]:
-        """What the engine is, for people."""
-        info = self._info
-        return {"engine": info.name, "model": info.model, "device": info.device, "dtype": info.weights}
-
     def _describe_verdict(self) -> dict[str, str]:
-        """How the model is run, for people."""
-        return {
-            "state": _STATES[self._verdict.way],
-            "batching": "together" if self._verdict.can_batch else "one by one",
-        }
+        return {"state": _STATES[self._verdict.way], "batching": "together" if self._verdict.can_batch else "one by one"}
+
+
+def choose_sizes(bound: int, settings: Settings, *, is_on_cpu: bool) -> LaneSizes:
+    """How large lanes may grow. `bound` is the model's own limit; 0 if its configuration has none."""
+    if bound and settings.context > bound:
+        raise SettingsError(f"context is {settings.context}, and the model holds {bound} tokens")
+    slack = settings.chunk or (_SLACK_CPU if is_on_cpu else _SLACK_ACCELERATOR)
+    return LaneSizes(settings.context or bound or DEFAULT_CONTEXT, slack)
+
+
+def reuse_limit(text: dict[str, Any], by_length: Container[str], bound: int) -> int | None:
+    """The length up to which rows stay valid, or None if they always do, by the configuration of a language model.
+
+    `by_length` are the scalings that depend on the total length in this engine; `bound` is the model's own limit.
+    """
+    name = "original_max_position_embeddings"
+    scalings = [each for each in _rotaries(text) if each.get("rope_type", each.get("type", "default")) in by_length]
+    return min((int(each.get(name) or text.get(name) or bound) for each in scalings), default=None)
+
+
+def _rotaries(text: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rotary parameters of a configuration: one set, or one for each type of layer."""
+    for name in ("rope_parameters", "rope_scaling"):
+        found = text.get(name)
+        if isinstance(found, dict):
+            nested = [each for each in found.values() if isinstance(each, dict)]
+            yield from nested or [found]

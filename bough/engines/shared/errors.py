@@ -10,7 +10,7 @@ from bough.errors import EngineError
 
 @contextmanager
 def as_engine_errors(what: str) -> Iterator[None]:
-    """Raise EngineError for what a library or a model raises inside; our own assertions pass. Also a decorator."""
+    """Raise EngineError for errors of a library or a model; our own assertions pass. Also a decorator."""
     try:
         yield
     except (AssertionError, EngineError):
@@ -20,9 +20,9 @@ def as_engine_errors(what: str) -> Iterator[None]:
 
 
 def is_memory_error(error: BaseException | None, is_of_library: Callable[[BaseException], bool]) -> bool:
-    """Whether an error, or the cause of an EngineError, says that memory was short: that says nothing about a model.
+    """Whether an error, or the cause of an EngineError, means that memory was short, which proves nothing about a model.
 
-    `is_of_library` recognises the errors by which the engine's library says so.
+    `is_of_library` recognises such errors of the engine's library.
     """
     while isinstance(error, EngineError):
         error = error.__cause__

@@ -1,6 +1,6 @@
-"""The bookkeeping of one live sequence, without any tensor: what all lanes have in common, and lanes in contiguous buffers.
+"""The bookkeeping of one live sequence, without any tensor: the base of all lanes, and lanes in contiguous buffers.
 
-A run that fails writes only beyond `offset` in row groups, so these still stand where they were; a recurrent state may be
+A run that fails writes only beyond `offset` in row groups, so the rows before it stay valid; a recurrent state may be
 damaged, and then it can only be replaced. In contiguous buffers, adopting copies pages in and publishing copies rows out.
 """
 
@@ -10,21 +10,32 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Generic, Protocol, TypeVar
 
-from bough.cache.tree.state import Block, Group, Incoming, Kind, Page, Source, Span, State
+from bough.cache.tree.state import Block, Group, GroupSource, Incoming, Kind, Page, RowSpan, State
 from bough.engines.shared.errors import as_engine_errors
 from bough.engines.shared.row_memory import RowMemory
 
 
-class StateMemory(Protocol):
-    """The memory of one recurrent group on one lane."""
+class HasOffset(Protocol):
+    """The part of a lane that its layers need."""
+
+    @property
+    def offset(self) -> int: ...
+
+
+class GroupMemory(Protocol):
+    """The memory of one group on one lane."""
 
     @property
     def nbytes(self) -> int: ...
 
+    def free(self) -> None: ...
+
+
+class StateMemory(GroupMemory, Protocol):
+    """The state of a recurrent group: `full_bytes` is `nbytes` once it is reserved."""
+
     @property
-    def full_bytes(self) -> int:
-        """What `nbytes` is once it is reserved."""
-        ...
+    def full_bytes(self) -> int: ...
 
     def reserve(self) -> None: ...
 
@@ -32,21 +43,24 @@ class StateMemory(Protocol):
         """Reset: the next run is the first one for the model."""
         ...
 
-    def free(self) -> None: ...
 
-
-class Rows(Protocol):
-    """The rows of one group on one lane, wherever they lie."""
+class Rows(GroupMemory, Protocol):
+    """The rows of a group on a lane at `offset`, wherever they are; `base` is the lowest of them."""
 
     @property
-    def nbytes(self) -> int: ...
+    def base(self) -> int: ...
 
-    @property
-    def base(self) -> int:
-        """The lowest row that is there."""
+    def bytes_for(self, num_tokens: int, offset: int, incoming: Incoming | None) -> int:
+        """`nbytes` after making room for rows [0, num_tokens)."""
         ...
 
-    def free(self) -> None: ...
+    def bytes_after_clear(self, num_tokens: int, incoming: Incoming | None) -> int:
+        """`nbytes` after making room for rows [0, num_tokens) in a lane without any."""
+        ...
+
+    def reserve(self, num_tokens: int, offset: int, incoming: Incoming | None) -> None:
+        """Make room for rows [0, num_tokens), keeping the live ones up to the offset."""
+        ...
 
 
 RowsT = TypeVar("RowsT", bound=Rows)
@@ -54,12 +68,36 @@ MemoryT = TypeVar("MemoryT", bound=RowMemory)
 StateT = TypeVar("StateT", bound=StateMemory)
 
 
+class UnsharedLane(ABC):
+    """A lane that shares no memory with others, and gives back no part of it."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int: ...
+
+    @property
+    def own_bytes(self) -> int:
+        return self.nbytes
+
+    @property
+    def shares_rows(self) -> bool:
+        return False
+
+    def blocks(self) -> Iterable[Block]:
+        return ()
+
+    def drop_reserve(self) -> None:
+        """Nothing to do: a smaller buffer would mean moving rows."""
+        return
+
+
 class GroupLane(ABC, Generic[RowsT, StateT]):
-    """What all lanes of a model with groups share. An engine adds how rows and states are adopted and handed out."""
+    """A lane of a model with groups. An engine adds how rows and states are adopted and handed out."""
 
     def __init__(self, rows: Mapping[Group, RowsT], states: Mapping[Group, StateT]) -> None:
         self._rows = rows
         self._states = states
+        self._memories: list[GroupMemory] = [*rows.values(), *states.values()]
         self._offset = 0
         self._is_damaged = False
 
@@ -69,22 +107,38 @@ class GroupLane(ABC, Generic[RowsT, StateT]):
 
     @property
     def nbytes(self) -> int:
-        nbytes = 0
-        for rows in self._rows.values():
-            nbytes += rows.nbytes
-        for state in self._states.values():
-            nbytes += state.nbytes
-        return nbytes
+        return sum(memory.nbytes for memory in self._memories)
+
+    def bytes_for(self, num_tokens: int, incoming: Incoming | None = None) -> int:
+        if not num_tokens:
+            return self.nbytes
+        return self._with_states(each.bytes_for(num_tokens, self._offset, incoming) for each in self._rows.values())
+
+    def bytes_after_clear(self, num_tokens: int, incoming: Incoming | None = None) -> int:
+        if not num_tokens:
+            return 0
+        return self._with_states(each.bytes_after_clear(num_tokens, incoming) for each in self._rows.values())
+
+    def _with_states(self, row_bytes: Iterable[int]) -> int:
+        return sum(row_bytes) + sum(each.full_bytes for each in self._states.values())
+
+    @as_engine_errors("taking memory for a lane")
+    def reserve(self, num_tokens: int, incoming: Incoming | None = None) -> None:
+        if num_tokens:
+            for rows in self._rows.values():
+                rows.reserve(num_tokens, self._offset, incoming)
+            for state in self._states.values():
+                state.reserve()
 
     def first_row(self, group: Group) -> int:
         return self._rows[group].base
 
     @as_engine_errors("restoring a lane")
-    def adopt(self, offset: int, sources: Mapping[Group, Source]) -> None:
+    def adopt(self, offset: int, sources: Mapping[Group, GroupSource]) -> None:
         for group, rows in self._rows.items():
-            self._adopt_rows(rows, offset, sources.get(group, Source()))
+            self._adopt_rows(rows, offset, sources.get(group, GroupSource()))
         for group, state in self._states.items():
-            self._adopt_state(state, offset, sources.get(group, Source()))
+            self._adopt_state(state, offset, sources.get(group, GroupSource()))
         self._offset = offset
         self._is_damaged = False
         self._after_adopt()
@@ -101,25 +155,17 @@ class GroupLane(ABC, Generic[RowsT, StateT]):
         return self._copy_state_out(group, self._states[group])
 
     def clear(self) -> None:
-        for rows in self._rows.values():
-            rows.free()
-        for state in self._states.values():
-            state.free()
+        for memory in self._memories:
+            memory.free()
         self._offset = 0
         self._is_damaged = False
 
     def rows_of(self, group: Group) -> RowsT:
-        """The rows of a group that has some."""
         return self._rows[group]
 
-    @property
-    def _full_state_bytes(self) -> int:
-        """What all states take once they are reserved."""
-        return sum(each.full_bytes for each in self._states.values())
-
     @abstractmethod
-    def _adopt_rows(self, rows: RowsT, offset: int, source: Source) -> None:
-        """Stand at `offset` with one group of rows."""
+    def _adopt_rows(self, rows: RowsT, offset: int, source: GroupSource) -> None:
+        """Restore one group of rows at `offset`."""
 
     @abstractmethod
     def _rows_out(self, rows: RowsT, start: int, end: int) -> Page:
@@ -127,7 +173,7 @@ class GroupLane(ABC, Generic[RowsT, StateT]):
 
     @abstractmethod
     def _adopt_page(self, rows: RowsT, page: Page, start: int, end: int) -> None:
-        """Append rows [start, end) of a page to those that the lane holds."""
+        """Append rows [start, end) of a page."""
 
     @abstractmethod
     def _copy_state_in(self, target: StateT, state: State) -> None:
@@ -138,9 +184,9 @@ class GroupLane(ABC, Generic[RowsT, StateT]):
         """The whole state as it is now, in memory of its own."""
 
     def _after_adopt(self) -> None:
-        """Called when a lane has adopted something, for engines that must finish their copies."""
+        """Finish the copies of `adopt`, in engines that must."""
 
-    def _adopt_pages(self, rows: RowsT, first: int, end: int, source: Source) -> None:
+    def _adopt_pages(self, rows: RowsT, first: int, end: int, source: GroupSource) -> None:
         """Append rows [first, end); pages may hold more on both sides."""
         for page in source.pages:
             stop = min(page.end, end)
@@ -150,7 +196,7 @@ class GroupLane(ABC, Generic[RowsT, StateT]):
                 first = stop
         assert first == end, f"the source reaches {first}, not {end}"
 
-    def _adopt_state(self, state: StateT, offset: int, source: Source) -> None:
+    def _adopt_state(self, state: StateT, offset: int, source: GroupSource) -> None:
         if source.state is not None:
             assert source.state.offset == offset, f"a state at {source.state.offset} is none at {offset}"
             self._copy_state_in(state, source.state)
@@ -161,59 +207,23 @@ class GroupLane(ABC, Generic[RowsT, StateT]):
             assert not self._is_damaged, "a run failed on this lane: its recurrent state is damaged"
 
 
-class ContiguousLane(GroupLane[MemoryT, StateT]):
+class ContiguousLane(GroupLane[MemoryT, StateT], UnsharedLane):
     """Implements `bough.cache.tree.state.Lane` in buffers of its own. An engine adds how rows and states are copied."""
-
-    @property
-    def own_bytes(self) -> int:
-        return self.nbytes
-
-    @property
-    def shares_rows(self) -> bool:
-        return False
-
-    def blocks(self) -> Iterable[Block]:
-        return ()
-
-    def bytes_for(self, num_tokens: int, incoming: Incoming | None = None) -> int:
-        if not num_tokens:
-            return self.nbytes
-        return sum(each.bytes_for(num_tokens, self._offset) for each in self._rows.values()) + self._full_state_bytes
-
-    def bytes_after_clear(self, num_tokens: int, incoming: Incoming | None = None) -> int:
-        if not num_tokens:
-            return 0
-        return sum(each.bytes_after_clear(num_tokens) for each in self._rows.values()) + self._full_state_bytes
 
     def peak_for(self, num_tokens: int, incoming: Incoming | None = None) -> int:
         """As `bytes_for`, and the old buffers that exist until their rows are moved."""
         return self.bytes_for(num_tokens) + sum(each.moved_bytes(num_tokens, self._offset) for each in self._rows.values())
 
-    @as_engine_errors("taking memory for a lane")
-    def reserve(self, num_tokens: int, incoming: Incoming | None = None) -> None:
-        if num_tokens:
-            for rows in self._rows.values():
-                rows.reserve(num_tokens, self._offset)
-            for state in self._states.values():
-                state.reserve()
+    def spans(self, group: Group, start: int, end: int) -> list[RowSpan]:
+        return [RowSpan(start, end, None)]
 
-    def drop_reserve(self) -> None:
-        """Nothing to do: a smaller buffer would mean moving rows."""
-
-    def spans(self, group: Group, start: int, end: int) -> list[Span]:
-        return [Span(start, end, None)]
-
-    def _adopt_rows(self, rows: MemoryT, offset: int, source: Source) -> None:
-        adopt_rows = self._adopt_window if rows.group.kind is Kind.WINDOW else self._adopt_full
-        adopt_rows(rows, offset, source)
-
-    def _adopt_full(self, rows: MemoryT, offset: int, source: Source) -> None:
-        held = min(source.live, offset)
-        assert held <= self._offset, f"the lane holds {self._offset} rows, not {held}"
-        self._adopt_pages(rows, held, offset, source)
-
-    def _adopt_window(self, rows: MemoryT, offset: int, source: Source) -> None:
+    def _adopt_rows(self, rows: MemoryT, offset: int, source: GroupSource) -> None:
         first = rows.group.first_needed(offset)
+        if rows.group.kind is not Kind.WINDOW:
+            held = min(source.live, offset)
+            assert held <= self._offset, f"the lane holds {self._offset} rows, not {held}"
+            self._adopt_pages(rows, held, offset, source)
+            return
         if source.live and not source.pages:
             assert rows.base <= first and offset <= self._offset, f"[{rows.base}, {self._offset}) lacks [{first}, {offset})"
             return

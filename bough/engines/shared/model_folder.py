@@ -1,11 +1,11 @@
-"""A model folder as every engine reads it: which files hold the weights, and errors if it cannot be used."""
+"""A model folder as every engine reads it: the files with weights, and errors if it cannot be used."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from bough.errors import ModelError, UnsupportedModel
+from bough.models.weights.check import list_shards
 
 _NO_CODE = "the folder holds no code: a model's own code works from local folders only, since `bough pull` fetches none"
 
@@ -26,21 +26,12 @@ def require_suffixes(folder: Path, files: list[Path], *suffixes: str) -> list[Pa
 def list_weight_files(folder: Path) -> list[Path]:
     """The files that the index names, or else the one file of weights; empty if there are neither.
 
-    Raises ModelError if the index cannot be read or names files that are not there.
+    Raises UnsupportedModel if the index cannot be read or names files that are not there.
     """
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return [file for file in [folder / "model.safetensors"] if file.is_file()]
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{index} cannot be read: {error}") from error
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        raise ModelError(f"{folder} lacks {len(missing)} of {len(names)} weight files, the first is {missing[0]}")
-    return [folder / name for name in names]
+    shards = sorted(set(list_shards(folder).values()))
+    return [folder / name for name in shards] or [file for file in [folder / "model.safetensors"] if file.is_file()]
 
 
 def hint_at_code(folder: Path, trust_remote_code: bool) -> str:
-    """What to add to an error where the user trusts a model's own code and the folder has none."""
+    """An addition to an error where the user trusts a model's own code and the folder has none."""
     return f"; {_NO_CODE}" if trust_remote_code and not any(folder.glob("*.py")) else ""

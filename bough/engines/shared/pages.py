@@ -1,4 +1,4 @@
-"""The allocator of pages and states: makes, cuts, joins, packs, releases and counts them, without any tensor."""
+"""The allocator of pages and states, without any tensor."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ class PageAllocator(ABC):
     def make_page(self, group: Group, start: int, end: int, rows: Any) -> Page:
         """A page over `rows`; the caller keeps no reference to them."""
         assert start < end and start // PAGE_TOKENS == (end - 1) // PAGE_TOKENS, f"rows [{start}, {end}) are no page"
-        self.held_bytes += rows.nbytes
-        return Page(group, start, end, rows, rows.nbytes, tier=self._tier_of(rows))
+        page = Page(group, start, end, None, 0)
+        self._put(page, rows)
+        return page
 
     def make_state(self, group: Group, offset: int, data: Any) -> State:
         """A state over `data`; the caller keeps no reference to it."""
-        self.held_bytes += data.nbytes
-        return State(group, offset, data, data.nbytes, tier=self._tier_of(data))
+        state = State(group, offset, None, 0)
+        self._put(state, data)
+        return state
 
     def release(self, item: Page | State) -> None:
-        """Release the memory."""
         assert content_of(item) is not None, f"{type(item).__name__} of group {item.group.index} was released before"
         self.held_bytes -= item.nbytes
         set_content(item, None)
 
     def device_bytes(self, item: Page | State) -> int:
-        """What the content of an item would take on the device."""
+        """The size of an item's content on the device, wherever it is now."""
         return item.content_bytes
 
     @as_engine_errors("cutting a page")
@@ -51,7 +52,7 @@ class PageAllocator(ABC):
         return left, right
 
     def can_join(self, left: Page, right: Page) -> bool:
-        """Whether these neighbours can become one page: if they lie in one tier."""
+        """Whether these neighbours can become one page: if they are in one tier."""
         return left.tier is right.tier
 
     @as_engine_errors("joining pages")
@@ -60,7 +61,7 @@ class PageAllocator(ABC):
         assert left.group == right.group and left.end == right.start, (
             f"[.., {left.end}) and [{right.start}, ..) do not meet"
         )
-        assert left.tier is right.tier, f"a page on the {left.tier.name} and one on the {right.tier.name}"
+        assert self.can_join(left, right), f"pages in {left.tier.name} and {right.tier.name}, or in different slots"
         page = self.make_page(left.group, left.start, right.end, self._joined(left, right))
         self.release(left)
         self.release(right)
@@ -76,18 +77,23 @@ class PageAllocator(ABC):
         return None if content is None else self._to_bytes(content)
 
     def unpack_page(self, group: Group, start: int, end: int, data: Buffer, tier: Tier = Tier.DEVICE) -> Page:
-        """A new page from what `pack` gave. Raises ValueError if these are not its bytes."""
+        """A new page from the result of `pack`. Raises ValueError if the size is wrong."""
         _check_size(f"a page of rows [{start}, {end})", data, (end - start) * group.bytes_per_token)
         return self.make_page(group, start, end, self._from_bytes(group, (start, end), data, tier))
 
     def unpack_state(self, group: Group, offset: int, data: Buffer, tier: Tier = Tier.DEVICE) -> State:
-        """A new state from what `pack` gave. Raises ValueError if these are not its bytes."""
+        """A new state from the result of `pack`. Raises ValueError if the size is wrong."""
         _check_size(f"a state at {offset}", data, group.state_bytes)
         return self.make_state(group, offset, self._from_bytes(group, (offset, offset), data, tier))
 
-    def _tier_of(self, content: Any) -> Tier:
-        """Where content lies."""
-        return Tier.DEVICE
+    def _put(self, item: Page | State, content: Any) -> None:
+        """Make this the content of an item, and count it instead of what the item had."""
+        set_content(item, content)
+        self._count(item, content.nbytes, Tier.DEVICE)
+
+    def _count(self, item: Page | State, nbytes: int, tier: Tier) -> None:
+        self.held_bytes += nbytes - item.nbytes
+        item.nbytes, item.tier = nbytes, tier
 
     @abstractmethod
     def _slice(self, page: Page, start: int, end: int) -> Any:
@@ -103,11 +109,11 @@ class PageAllocator(ABC):
 
     @abstractmethod
     def _from_bytes(self, group: Group, span: Range, data: Buffer, tier: Tier) -> Any:
-        """Content of a group's page or state, which has this span, from what `_to_bytes` gave."""
+        """The content of a group's page or state with this span, from the result of `_to_bytes`."""
 
 
 def content_of(item: Page | State) -> Any:
-    """What the engine keeps of a page or state; None if it was released."""
+    """The engine's object for a page or state; None if it was released."""
     return item.rows if isinstance(item, Page) else item.data
 
 
@@ -116,11 +122,6 @@ def set_content(item: Page | State, content: Any) -> None:
         item.rows = content
     else:
         item.data = content
-
-
-def packed_bytes(item: Page | State) -> int:
-    """How many bytes the content of a page or state has, packed."""
-    return (item.end - item.start) * item.group.bytes_per_token if isinstance(item, Page) else item.group.state_bytes
 
 
 def _check_size(what: str, data: Buffer, wanted: int) -> None:

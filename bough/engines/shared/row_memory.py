@@ -1,20 +1,16 @@
-"""The memory for the rows of a group on one lane: how large a contiguous buffer is and when it grows, without any tensor.
-
-Rows [base, base + capacity) fit; the lane knows which of them are filled. A buffer that was never reserved, or was freed,
-occupies nothing.
-"""
+"""The memory for the rows of a group on one lane: how large a buffer is and when it grows, without any tensor."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from bough.cache.tree.state import PAGE_TOKENS, Group, Kind
+from bough.cache.tree.state import PAGE_TOKENS, Group, Incoming, Kind
 
 
 @dataclass(frozen=True)
 class LaneSizes:
-    """How large a lane may grow. `context` is the most tokens of a sequence.
+    """How large a lane may grow: `context` is the most tokens of a sequence.
 
     `slack` is the number of rows that a window buffer has beyond its window: the longest run of a chunked prompt.
     """
@@ -24,11 +20,11 @@ class LaneSizes:
 
 
 class RowMemory(ABC):
-    """The memory for the rows of one group on one lane. An engine adds the tensors.
+    """A buffer for rows [base, base + capacity); the lane knows which of them are filled. An engine adds the tensors.
 
     A full buffer starts at row 0 and grows with the sequence. A window buffer has room for the window and `slack` rows
-    more; when it is full, what is still needed is shifted down to its start. Only a single run of more than `slack` tokens
-    makes it grow beyond that.
+    more; when it is full, the rows that are still needed are shifted down to its start. Only a single run of more than
+    `slack` tokens makes it grow beyond that. A buffer that was never reserved, or was freed, occupies nothing.
     """
 
     def __init__(self, group: Group, sizes: LaneSizes) -> None:
@@ -41,26 +37,23 @@ class RowMemory(ABC):
     def nbytes(self) -> int:
         return self.capacity * self.group.bytes_per_token
 
-    def bytes_for(self, num_tokens: int, offset: int) -> int:
-        """What `nbytes` will be after room for rows [0, num_tokens) was made while [0, offset) are live."""
+    def bytes_for(self, num_tokens: int, offset: int, incoming: Incoming | None = None) -> int:
         return self._capacity_for(num_tokens, offset) * self.group.bytes_per_token
 
-    def bytes_after_clear(self, num_tokens: int) -> int:
-        """What `nbytes` will be after room for rows [0, num_tokens) was made in a lane without any."""
+    def bytes_after_clear(self, num_tokens: int, incoming: Incoming | None = None) -> int:
         return self._fresh_capacity(num_tokens) * self.group.bytes_per_token
 
     def moved_bytes(self, num_tokens: int, offset: int) -> int:
-        """Bytes of the old buffer that live beside the new one while room for rows [0, num_tokens) is made."""
+        """The size of the old buffer beside the new one while room for rows [0, num_tokens) is made."""
         return self.nbytes if offset and self._capacity_for(num_tokens, offset) != self.capacity else 0
 
-    def reserve(self, num_tokens: int, offset: int) -> None:
-        """Make room for rows [0, num_tokens), keeping the live ones up to `offset`."""
+    def reserve(self, num_tokens: int, offset: int, incoming: Incoming | None = None) -> None:
         capacity = self._capacity_for(num_tokens, offset)
         if capacity != self.capacity:
             self._resize(capacity, self.base, offset)
 
     def has_room_for(self, offset: int, num_tokens: int) -> bool:
-        """Whether a run of so many tokens fits without anything being moved."""
+        """Whether a run fits without anything being moved."""
         return offset - self.base + num_tokens <= self.capacity
 
     def make_room(self, offset: int, num_tokens: int) -> None:
@@ -78,7 +71,6 @@ class RowMemory(ABC):
             self.base = first
 
     def free(self) -> None:
-        """Release all memory."""
         self.base = self.capacity = 0
         self._drop()
 
@@ -99,7 +91,7 @@ class RowMemory(ABC):
 
     @abstractmethod
     def _resize(self, capacity: int, first: int, offset: int) -> None:
-        """Allocate memory for so many rows from row `first` on, and move the live ones [first, offset) there."""
+        """Allocate memory for `capacity` rows from row `first` on, and move the live ones [first, offset) there."""
 
     @abstractmethod
     def _shift(self, first: int, offset: int) -> None:

@@ -1,4 +1,4 @@
-"""The shapes of rows and states, as far as they do not depend on the tensor library."""
+"""The shapes of rows and states, without any tensor."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ class RowShape:
         return (num_layers, self.key_dim), (num_layers, self.value_dim)
 
     def plane_shapes(self, num_rows: int) -> list[tuple[int, int, int, int]]:
-        """The shape of each plane of that many rows."""
         return [(count, self.heads, num_rows, dim) for count, dim in self.planes]
 
     @property
@@ -49,7 +48,7 @@ class RowShape:
 
 @dataclass(frozen=True)
 class PartShape:
-    """One tensor of a recurrent layer: how large it is, and which bytes of the group's state it occupies."""
+    """One tensor of a recurrent layer, in bytes [start, end) of the group's state."""
 
     layer: int
     shape: tuple[int, ...]
@@ -70,7 +69,7 @@ ShapeT = TypeVar("ShapeT", bound=RowShape)
 
 @dataclass(frozen=True)
 class RowKind:
-    """What the layers of one row group have in common; `dtype` is the library's own type of number."""
+    """The common properties of the layers of one row group; `dtype` is the library's own type."""
 
     kind: Kind
     window: int
@@ -82,7 +81,7 @@ class RowKind:
 
 @dataclass(frozen=True)
 class LayerKind:
-    """What one layer keeps: two layers of one kind are equal. `states` names its recurrent tensors."""
+    """The content of one layer: two layers of one kind are equal. `states` names its recurrent tensors."""
 
     rows: Kind | None
     window: int = 0
@@ -94,7 +93,7 @@ class LayerKind:
 
 
 def group_rows(kinds: Iterable[RowKind | None], make: Callable[[RowKind, tuple[int, ...]], ShapeT]) -> dict[Group, ShapeT]:
-    """A group for each kind of rows, in the order in which kinds come, with the shape that `make` gives its layers.
+    """A group for each kind of rows, in the order of their first layers, with the shape that `make` returns for it.
 
     `kinds` has one entry for each layer; layers without rows have None.
     """
@@ -102,11 +101,11 @@ def group_rows(kinds: Iterable[RowKind | None], make: Callable[[RowKind, tuple[i
     for layer, kind in enumerate(kinds):
         if kind is not None:
             layers.setdefault(kind, []).append(layer)
-    shapes = {kind: make(kind, tuple(indices)) for kind, indices in layers.items()}
-    return {
-        Group(index, kind.kind, bytes_per_token=shape.row_bytes, window=kind.window): shape
-        for index, (kind, shape) in enumerate(shapes.items())
-    }
+    groups: dict[Group, ShapeT] = {}
+    for kind, indices in layers.items():
+        shape = make(kind, tuple(indices))
+        groups[Group(len(groups), kind.kind, bytes_per_token=shape.row_bytes, window=kind.window)] = shape
+    return groups
 
 
 def aligned(nbytes: int) -> int:

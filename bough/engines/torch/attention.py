@@ -1,7 +1,7 @@
 """Bough's own attention for transformers models: causal, aligned to the lower right, without masks over the whole sequence.
 
-A lane hands the model only the rows that its queries may look at, newest last, so the alignment follows from the shapes
-alone: of k rows and q queries, query i stands at row k - q + i. Grouped heads are never repeated in memory.
+A lane passes the model only the rows that its queries may look at, newest last, so the alignment follows from the shapes
+alone: of k rows and q queries, query i is at row k - q + i. Grouped heads are never repeated in memory.
 
 Keys may carry the rows of several lanes (`attach_lanes`): then each batch entry attends to the rows of its own lane, and a
 lane's result does not depend on its neighbours. Where there is a table of them, one kernel serves all lanes.
@@ -28,7 +28,7 @@ _BLOCK = 512  # queries that are looked at together where a mask is needed, so t
 
 
 def register() -> None:
-    """Make the name "bough" known to transformers. No mask is registered for it, and so models pass none."""
+    """Register the name "bough" with transformers. No mask is registered for it, and so models pass none."""
     AttentionInterface.register(NAME, attention)
 
 
@@ -37,10 +37,10 @@ Rows = Sequence[tuple[Tensor, Tensor]]
 
 
 class Table(Protocol):
-    """Where the rows of each lane of a batch lie, and the kernels that find them there."""
+    """The places of the rows of each lane of a batch, and the kernels that read them there."""
 
     def write(self, layer_in_group: int, keys: Tensor, values: Tensor) -> None: ...
-    def attend(self, layer_in_group: int, query: Tensor, heads: int, scaling: float | None) -> Tensor: ...
+    def attend(self, layer_in_group: int, query: Tensor, heads: int, scale: float) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -65,17 +65,17 @@ def attach_window(keys: Tensor, window: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _AttentionOptions:
-    """How a layer attends. A window of 0 is none."""
+class Scores:
+    """How a layer computes its scores: `window` and `softcap` are 0 for none, `sinks` has a number for each query head."""
 
-    scaling: float | None
-    window: int
-    softcap: float | None
-    sinks: Tensor | None
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    sinks: Tensor | None = None
 
     @property
     def is_plain(self) -> bool:
-        return self.softcap is None and self.sinks is None
+        return not self.softcap and self.sinks is None
 
 
 def attention(
@@ -91,140 +91,122 @@ def attention(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in each attention layer. Raises if it cannot do it; the self-check then falls back."""
+    """The function that transformers calls in each attention layer. If it raises, the self-check falls back."""
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if not is_causal or attention_mask is not None or kwargs.get("position_bias") is not None:
         raise NotImplementedError("bough attends causally, without a mask and without a position bias")
-    options = _AttentionOptions(scaling, getattr(key, _WINDOW, None) or sliding_window or 0, softcap, s_aux)
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    scores = Scores(scale, getattr(key, _WINDOW, None) or sliding_window or 0, softcap or 0.0, s_aux)
     lanes = getattr(key, _LANES, None)
-    output = _attend(query, key, value, options) if lanes is None else _attend_lanes(query, key.shape[1], lanes, options)
+    output = attend(query, key, value, scores) if lanes is None else _attend_lanes(query, key.shape[1], lanes, scores)
     return output.transpose(1, 2).contiguous(), None
 
 
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scaling: float,
-    window: int = 0,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    """Queries over straight keys and values, which end with their own: causal, aligned to the last row."""
-    return _attend(query, key, value, _AttentionOptions(scaling, window, softcap, sinks))
-
-
-def _attend_lanes(query: Tensor, heads: int, lanes: LaneRows, options: _AttentionOptions) -> Tensor:
+def _attend_lanes(query: Tensor, heads: int, lanes: LaneRows, scores: Scores) -> Tensor:
     """Each batch entry over the rows of its own lane, with as few kernel launches as possible: lanes may be many."""
-    is_plain = options.is_plain and query.shape[2] == 1
+    is_plain = scores.is_plain and query.shape[2] == 1
     if is_plain and lanes.table is not None:
-        return lanes.table.attend(lanes.layer_in_group, query, heads, options.scaling)
+        return lanes.table.attend(lanes.layer_in_group, query, heads, scores.scale)
     rows = lanes.tensors()
-    if not is_plain or options.window:
+    if not is_plain or scores.window:
         pairs = zip(query.chunk(len(rows)), rows, strict=True)
-        return torch.cat([_attend(each, keys, values, options) for each, (keys, values) in pairs])
-    attend = _attend_one if _has_flash(query, *rows[0]) else _attend_one_anywhere
+        return torch.cat([attend(each, keys, values, scores) for each, (keys, values) in pairs])
     batch, num_heads, _, dim = query.shape
+    has_flash = _has_flash(query, *rows[0])
     folded = query.reshape(batch, heads, -1, dim).chunk(batch)
-    outputs = [attend(each, *pair, options.scaling) for each, pair in zip(folded, rows, strict=True)]
+    outputs = [_attend_all(each, *pair, scores.scale, has_flash) for each, pair in zip(folded, rows, strict=True)]
     return torch.cat(outputs).view(batch, num_heads, 1, -1)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, options: _AttentionOptions) -> Tensor:
-    """All queries at once where a kernel has a causal mode, else block by block, each over the rows that it may see."""
+def attend(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+    """Queries over contiguous keys and values, which end with their own: causal, aligned to the last row.
+
+    All queries at once where a kernel has a causal mode, else block by block, each over the rows that it may see.
+    """
     num_queries, num_rows = query.shape[2], key.shape[2]
-    if options.is_plain and not (options.window and num_rows > options.window):
+    if scores.is_plain and not (scores.window and num_rows > scores.window):
         if num_queries == 1:
-            return _attend_folded(query, key, value, None, options)
-        if num_queries == num_rows:
-            return _attend_causally(query, key, value, options)
-        if query.device.type == "cuda":
+            return _attend_folded(query, key, value, None, scores)
+        bias = None
+        if num_queries != num_rows and query.device.type == "cuda":
             from torch.nn.attention.bias import causal_lower_right  # imports torch's compiler, which takes a second
 
-            return _attend_causally(query, key, value, options, causal_lower_right(num_queries, num_rows))
+            bias = causal_lower_right(num_queries, num_rows)
+        if num_queries == num_rows or bias is not None:
+            is_grouped = query.shape[1] != key.shape[1]
+            return F.scaled_dot_product_attention(
+                query, key, value, bias, is_causal=bias is None, scale=scores.scale, enable_gqa=is_grouped
+            )
     blocks = [(start, min(start + _BLOCK, num_queries)) for start in range(0, num_queries, _BLOCK)]
-    outputs = [_attend_block(query, key, value, start, end, options) for start, end in blocks]
+    outputs = [_attend_block(query, key, value, start, end, scores) for start, end in blocks]
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
 
 
-def _attend_block(query: Tensor, key: Tensor, value: Tensor, start: int, end: int, options: _AttentionOptions) -> Tensor:
+def _attend_block(query: Tensor, key: Tensor, value: Tensor, start: int, end: int, scores: Scores) -> Tensor:
     """Queries [start, end) over the rows from the first that any of them may see to the last one's own."""
     past = key.shape[2] - query.shape[2]
-    first = max(0, past + start - options.window + 1) if options.window else 0
+    first = max(0, past + start - scores.window + 1) if scores.window else 0
     query = query[:, :, start:end]
     key, value = key[:, :, first : past + end], value[:, :, first : past + end]
-    mask = _mask(end - start, key.shape[2], options.window, query.dtype, query.device) if end - start > 1 else None
-    if not options.is_plain:
-        return _attend_eagerly(query, key, value, mask, options)
+    mask = _mask(end - start, key.shape[2], scores.window, query.dtype, query.device) if end - start > 1 else None
+    if not scores.is_plain:
+        return _attend_eagerly(query, key, value, mask, scores)
     if mask is not None and query.device.type == "cpu":  # the kernel there takes a mask and grouped heads together
         is_grouped = query.shape[1] != key.shape[1]
-        return F.scaled_dot_product_attention(query, key, value, mask, scale=options.scaling, enable_gqa=is_grouped)
-    return _attend_folded(query, key, value, mask, options)
+        return F.scaled_dot_product_attention(query, key, value, mask, scale=scores.scale, enable_gqa=is_grouped)
+    return _attend_folded(query, key, value, mask, scores)
 
 
-def _attend_causally(
-    query: Tensor, key: Tensor, value: Tensor, options: _AttentionOptions, bias: Tensor | None = None
-) -> Tensor:
-    return F.scaled_dot_product_attention(
-        query, key, value, bias, is_causal=bias is None, scale=options.scaling, enable_gqa=query.shape[1] != key.shape[1]
-    )
-
-
-def _attend_folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: _AttentionOptions) -> Tensor:
+def _attend_folded(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scores: Scores) -> Tensor:
     """The heads that share one key head become further queries of it, so that each row is read once for all of them."""
     batch, num_heads, num_queries, dim = query.shape
     num_shared = num_heads // key.shape[1]
     folded = query.reshape(batch, key.shape[1], num_shared * num_queries, dim)
     if mask is not None:
-        mask = mask.repeat(num_shared, 1)
-    if mask is None and num_queries == 1 and _has_flash(folded, key, value):
-        output = _attend_one(folded, key, value, options.scaling)
+        output = F.scaled_dot_product_attention(folded, key, value, mask.repeat(num_shared, 1), scale=scores.scale)
     else:
-        output = F.scaled_dot_product_attention(folded, key, value, mask, scale=options.scaling)
+        output = _attend_all(folded, key, value, scores.scale, num_queries == 1 and _has_flash(folded, key, value))
     return output.reshape(batch, num_heads, num_queries, value.shape[3])
 
 
 def _has_flash(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether flash attention can run, which splits a long sequence into parts. The kernel that torch prefers on Hopper
-    does not, and takes ten times longer for a single token."""
+    """Whether flash attention can run. It splits a long sequence; the kernel that torch prefers on Hopper does not, and is
+    ten times slower for a single token.
+    """
     dim = query.shape[-1]
     is_fit = query.is_cuda and query.dtype in _HALF_TYPES and dim % 8 == 0 and dim <= _LARGEST_FLASH_DIM
     return is_fit and value.shape[-1] == dim
 
 
-def _attend_one(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-    """Flash attention of queries that may see all rows."""
-    return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, scale=scaling)[0]  # type: ignore[no-any-return]
+def _attend_all(query: Tensor, key: Tensor, value: Tensor, scale: float, has_flash: bool) -> Tensor:
+    """Attention of queries that may see all rows."""
+    if has_flash:
+        return torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, scale=scale)[0]  # type: ignore[no-any-return]
+    return F.scaled_dot_product_attention(query, key, value, scale=scale)
 
 
-def _attend_one_anywhere(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-    return F.scaled_dot_product_attention(query, key, value, scale=scaling)
-
-
-def _attend_eagerly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: _AttentionOptions) -> Tensor:
+def _attend_eagerly(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Scores) -> Tensor:
     """Scores, softmax in float32, weighted sum: for soft-capped scores and for attention sinks."""
     batch, num_heads, num_queries, dim = query.shape
     num_rows = key.shape[2]
     grouped = query.reshape(batch, key.shape[1], -1, num_queries, dim)
-    scores = torch.matmul(grouped, key.unsqueeze(2).transpose(3, 4)) * (options.scaling or dim**-0.5)
+    scores = torch.matmul(grouped, key.unsqueeze(2).transpose(3, 4)) * options.scale
     scores = scores.reshape(batch, num_heads, num_queries, num_rows)
-    if options.softcap is not None:
+    if options.softcap:
         scores = torch.tanh(scores / options.softcap) * options.softcap
     if mask is not None:
         scores = scores + mask
-    weights = _softmax_with_sinks(scores.float(), options.sinks).to(value.dtype)
+    scores = scores.float()
+    if options.sinks is not None:  # one more column, whose weight no value gets
+        column = options.sinks.float().reshape(1, -1, 1, 1).expand(batch, -1, num_queries, 1)
+        weights = torch.cat([scores, column], dim=-1).softmax(-1)[..., :-1].to(value.dtype)
+    else:
+        weights = scores.softmax(-1).to(value.dtype)
     output = torch.matmul(weights.reshape(batch, key.shape[1], -1, num_queries, num_rows), value.unsqueeze(2))
     return output.reshape(batch, num_heads, num_queries, value.shape[3])
 
 
-def _softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    if sinks is None:
-        return scores.softmax(-1)
-    extra = sinks.float().reshape(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1)
-    return torch.cat([scores, extra], dim=-1).softmax(-1)[..., :-1]
-
-
-@lru_cache(maxsize=2)  # all layers of one kind ask for the same one
+@lru_cache(maxsize=2)  # all layers of one kind have the same one
 def _mask(num_queries: int, num_rows: int, window: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zero where query i, at row num_rows - num_queries + i, may look; minus infinity elsewhere."""
     rows = torch.arange(num_rows, device=device)

@@ -1,4 +1,4 @@
-"""The device of the torch engine: which one, in which type it computes, and how much memory it can give."""
+"""The device of the torch engine, the type that it computes in, and its memory."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model's weights are. One whose weights are all packed has no parameters: it is on the CPU."""
+    """The device of a model's weights. A model whose weights are all packed has no parameters: it is on the CPU."""
     first = next(model.parameters(), None)
     return torch.device("cpu") if first is None else first.device
 
 
 def dtype_of(model: nn.Module) -> torch.dtype:
-    """In which type a model computes: with packed weights in float32."""
+    """The type that a model computes in: with packed weights float32."""
     first = next(model.parameters(), None)
     return torch.float32 if first is None else first.dtype
 
 
 def default_budget_bytes(device: torch.device) -> int:
-    """The default budget of lanes and pages: a share of what is free now."""
+    """The default budget of lanes and pages: a share of the memory that is free now."""
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
     elif device.type == "mps":
@@ -60,5 +60,5 @@ def default_budget_bytes(device: torch.device) -> int:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error of PyTorch, or the cause of ours, says that memory was short."""
+    """Whether an error of PyTorch, or the cause of ours, means that memory was short."""
     return is_memory_error(error, lambda each: isinstance(each, torch.OutOfMemoryError))

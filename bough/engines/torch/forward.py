@@ -1,22 +1,23 @@
-"""How a transformers model is called: which arguments it takes, and where its logits and its last hidden state are."""
+"""Calls a transformers model, for its logits or its last hidden state."""
 
 from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bough.engines.shared.compute import RunResult, tensors_in
 from bough.engines.torch.device import device_of
 from bough.errors import EngineError
 
 
-class Forward:
-    """One model, called the same way whatever its family names its cache and whether it takes positions."""
+class TorchForward:
+    """Calls one model, whatever its family names its cache and whether it has a parameter for positions."""
 
     def __init__(self, model: Any) -> None:
         names = inspect.signature(model.forward).parameters
@@ -26,32 +27,52 @@ class Forward:
         self._takes_positions = "position_ids" in names
         self._takes_keep = "logits_to_keep" in names
 
+    def run(self, ids: Sequence[int], num_new: int, cache: Any, result: RunResult, first: int = 0) -> Tensor:
+        """Logits or states of the last `num_new` of `ids`, whose positions begin at `first`. All go into the cache."""
+        keep = num_new if result is RunResult.ALL_LOGITS else 1
+        kwargs = {"logits_to_keep": keep} if self._takes_keep else {}
+        return self._run(ids, first, cache, result, num_new, use_cache=cache is not None, **kwargs)[0]
+
+    def continue_cache(self, ids: Sequence[int], first: int, cache: Any, result: RunResult) -> tuple[Tensor, Any]:
+        """The same for new tokens only, and the cache that the model made or extended."""
+        found, output = self._run(ids, first, cache, result, len(ids), use_cache=True)
+        return found, getattr(output, self._cache_name, None)
+
+    def run_anew(self, ids: Sequence[int], num_new: int, result: RunResult) -> Tensor:
+        """The same for a whole sequence, without a cache."""
+        return self.run(ids, num_new, None, result)
+
+    def cache_bytes(self, cache: Any) -> int:
+        return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors_in(cache, Tensor)}.values())
+
+    @torch.inference_mode()
+    def _run(
+        self, ids: Sequence[int], first: int, cache: Any, result: RunResult, num_new: int, **kwargs: Any
+    ) -> tuple[Tensor, Any]:
+        positions = torch.arange(first, first + len(ids), device=self.device)[None]
+        with self.watching_head() if result is RunResult.LAST_STATE else nullcontext() as seen:
+            output = self.call(self.tensor_of(ids), positions, cache, **kwargs)
+        if seen is not None:
+            return seen.last, output
+        if result is RunResult.ALL_LOGITS:
+            return output.logits[0, -num_new:].float(), output
+        return self._last(output.logits)[0], output
+
     @torch.inference_mode()
     def last_logits(self, ids: Tensor, positions: Tensor, cache: Any) -> Tensor:
-        """Logits [batch, vocabulary] in float32 after the last of `ids` [batch, run]; the cache takes in the run."""
-        keep = {"logits_to_keep": 1} if self._takes_keep else {}
-        return self._last(self.call(ids, positions, cache, use_cache=cache is not None, **keep).logits)
+        """Logits [batch, vocabulary] in float32 after the last of `ids` [batch, run], which go into the cache."""
+        return self._last(self.logits(ids, positions, cache, 1))
 
     @torch.inference_mode()
-    def run_logits(self, ids: Tensor, positions: Tensor, cache: Any, run: int) -> Tensor:
-        """Logits [run, vocabulary] in float32 after each of the last `run` of `ids` [1, …]; the cache takes all in."""
-        keep = {"logits_to_keep": run} if self._takes_keep else {}
-        logits: Tensor = self.call(ids, positions, cache, use_cache=cache is not None, **keep).logits
-        return logits[0, -run:].float()
+    def all_logits(self, ids: Tensor, first_positions: Sequence[int]) -> Tensor:
+        """Logits [batch, run, vocabulary] in float32 after each of `ids` [batch, run], without a cache.
 
-    @torch.inference_mode()
-    def all_logits(self, ids: Tensor) -> Tensor:
-        """Logits [run, vocabulary] in float32 after each of `ids` [1, run], with no cache at all."""
-        positions = torch.arange(ids.shape[1], device=self.device)[None]
-        logits: Tensor = self.call(ids, positions, None, use_cache=False).logits[0]
+        `first_positions` are the positions of the first token of each row.
+        """
+        firsts = torch.tensor(first_positions, device=self.device)[:, None]
+        positions = firsts + torch.arange(ids.shape[1], device=self.device)
+        logits: Tensor = self.call(ids, positions, None, use_cache=False).logits
         return logits.float()
-
-    @torch.inference_mode()
-    def continue_cache(self, ids: Tensor, positions: Tensor, cache: Any, *, keeps_all: bool = False) -> tuple[Tensor, Any]:
-        """The last logits [1, vocabulary], or all [run, vocabulary], and the cache that the model made or went on with."""
-        output = self.call(ids, positions, cache, use_cache=True)
-        logits = output.logits[0].float() if keeps_all else self._last(output.logits)
-        return logits, getattr(output, self._cache_name, None)
 
     def logits(self, ids: Tensor, positions: Tensor, cache: Any, keep: int) -> Tensor:
         """Logits [batch, keep or more, vocabulary] in the model's own type after the last tokens of `ids` [batch, run]."""
@@ -60,16 +81,14 @@ class Forward:
         return logits
 
     def call(self, ids: Tensor, positions: Tensor, cache: Any, **kwargs: Any) -> Any:
-        """The model's own output."""
         if self._takes_positions:
             kwargs["position_ids"] = positions
         return self.model(input_ids=ids, **{self._cache_name: cache}, **kwargs)
 
     @property
     def state_size(self) -> int:
-        """How many numbers the head reads of each token; 0 if the model has no head that is known."""
-        head = self._head
-        if head is None:
+        """The length of the head's input; 0 if the model has no head that is known."""
+        if (head := self._head) is None:
             return 0
         return int(getattr(head, "in_features", 0) or self.model.config.get_text_config(decoder=True).hidden_size)
 
@@ -80,7 +99,7 @@ class Forward:
 
     @contextmanager
     def watching_head(self) -> Iterator[HeadInput]:
-        """Keep what the head reads while this thread calls the model inside this context."""
+        """Record the head's input while this thread calls the model within this context."""
         head = self._head
         assert head is not None, "the model has no head that is known"
         seen = HeadInput()
@@ -100,14 +119,14 @@ class Forward:
 
 
 class HeadInput:
-    """What the head of a model has read last, in the thread that made this: others may use the same model meanwhile."""
+    """The last input of a model's head in the thread that made this: others may use the same model meanwhile."""
 
     def __init__(self) -> None:
         self._thread_id = threading.get_ident()
         self._states: Tensor | None = None
 
     def note(self, head: nn.Module, args: tuple[Any, ...]) -> None:
-        """Keep what the head is given. torch calls it before the head."""
+        """Record the input; torch calls this before the head."""
         if args and threading.get_ident() == self._thread_id:
             hidden: Tensor = args[0]
             self._states = hidden.reshape(-1, hidden.shape[-1])

@@ -1,4 +1,4 @@
-"""How the state of each group lies in memory: the shapes that lanes, pages and the probe share."""
+"""How the rows and states of each group are laid out in memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from bough.engines.shared.shapes import LayerKind, PartShape, RowShape
 
 
 @dataclass(frozen=True)
-class RowLayout(RowShape):
-    """The rows of one group, of one type. All layers' keys lie before all values, so that moving rows is one copy."""
+class TorchRowLayout(RowShape):
+    """The rows of one group, of one type. All layers' keys come before all values, so that moving rows is one copy."""
 
     dtype: torch.dtype
 
     def empty(self, num_rows: int, device: torch.device) -> Tensor:
-        """Memory for that many rows, in one piece."""
+        """Memory for `num_rows` rows, in one piece."""
         return torch.empty(num_rows * self.row_elements, dtype=self.dtype, device=device)
 
     def split(self, flat: Tensor, num_rows: int) -> list[Tensor]:
@@ -38,7 +38,7 @@ class RowLayout(RowShape):
 
 
 @dataclass(frozen=True)
-class StatePart(PartShape):
+class TorchStatePart(PartShape):
     """One tensor of a recurrent layer: `name` is the attribute of transformers' layer, conv_states or recurrent_states."""
 
     dtype: torch.dtype
@@ -51,29 +51,29 @@ class StatePart(PartShape):
 
 
 @dataclass(frozen=True)
-class StateLayout:
+class TorchStateLayout:
     """The state of one recurrent group in one piece of bytes, each tensor in its own type.
 
-    `num_states` says how many state indices a layer has, `marks` which of them a model marks as seen after a run.
+    For each layer `num_states` is the number of state indices, `marks` which of them a model marks as seen after a run.
     """
 
-    parts: tuple[StatePart, ...]
+    parts: tuple[TorchStatePart, ...]
     num_states: dict[int, int]
     marks: dict[int, tuple[bool, ...]]
     nbytes: int
 
 
 @dataclass(frozen=True)
-class Layout:
+class TorchLayout:
     """Every group of a model with its shapes. `num_layers` counts the cache's layers, of which some may hold nothing.
 
-    `empty` are the layers that hold nothing, each with the class that transformers makes for it. `unknown` says what the
-    probe did not recognise; if there is anything, there are no groups.
+    `empty` are the layers that hold nothing, each with the class that transformers makes for it. `unknown` is what the
+    probe did not recognise; then there are no groups.
     """
 
     groups: tuple[Group, ...]
-    rows: dict[Group, RowLayout]
-    states: dict[Group, StateLayout]
+    rows: dict[Group, TorchRowLayout]
+    states: dict[Group, TorchStateLayout]
     num_layers: int
     vocab_size: int
     kinds: tuple[LayerKind, ...] = ()

@@ -1,1 +1,1 @@
-"""Reading an answer: what is thinking, what is a tool call, what is the text."""
+"""Splits an answer into thinking, tool calls and text."""

@@ -1,9 +1,9 @@
 """JSON that is still being written: reads a value inside a text, and says whether more text may complete it.
 
-Reading costs as much as the text is long. For a text that grows piece by piece a `Scan` says when reading is worth it.
+Reading costs O(text). For a text that grows piece by piece a `Scan` says when reading is worth it.
 
-Always true of a value that is given out: every client can read it. It is no deeper than `MAX_DEPTH`, its numbers are finite
-and its text is valid Unicode. Line breaks in strings are let through, because models write them.
+Always true of a value that is returned: every client can read it. It is no deeper than `MAX_DEPTH`, its numbers are finite
+and its text is valid Unicode. Line breaks in strings are allowed, because models write them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 MAX_DEPTH = 64
 _MARKS = re.compile(r'["\[\]{}]')
 _STRING_MARKS = re.compile(r'["\\]')
-_CUT_OFF = re.compile(r"\s*(?:-|\.|[eE][+-]?|tr?u?|fa?l?s?|nu?l?)?")  # what a value may end with that is not complete
+_CUT_OFF = re.compile(r"\s*(?:-|\.|[eE][+-]?|tr?u?|fa?l?s?|nu?l?)?")  # the end of an incomplete value
 
 
 class CutOff(ValueError):
@@ -25,7 +25,7 @@ class CutOff(ValueError):
 
 
 @dataclass(frozen=True)
-class Value:
+class ParsedValue:
     """A value, and the offset in the text at which it ends."""
 
     value: Any
@@ -33,11 +33,11 @@ class Value:
 
 
 class Scan:
-    """Looks for the end of the object or list that begins at `start` of a growing text; each character is looked at once.
+    """Looks for the end of the object or list that begins at `start` of a growing text. Each character is read once.
 
-    It only counts brackets outside of strings, so that it finds the end of every valid value; what is no JSON may have any
-    end, or none. So the text has to be read when it `is_due`: at the end, and each time it has grown by an eighth, to find
-    out early that it is no JSON. All readings together cost about nine times as much as the text is long, at most.
+    It only counts brackets outside of strings, so that it finds the end of every valid value, but not of text that is no
+    JSON. So the text has to be read when it `is_due`: at the end, and each time it has grown by an eighth, to detect early
+    that it is no JSON. All readings together cost at most about nine times the length of the text.
     """
 
     def __init__(self, start: int) -> None:
@@ -49,7 +49,7 @@ class Scan:
         self._next_length = 1
 
     def is_due(self, text: str) -> bool:
-        """Whether the text, which has grown since the last time, should be read now."""
+        """Whether the text, which has grown since the last call, should be read now."""
         self._advance(text)
         if self._is_over:
             return True
@@ -66,7 +66,7 @@ class Scan:
                 self._at = len(text)
                 return
             if mark[0] == "\\":
-                if mark.end() == len(text):  # what it escapes comes with the next piece
+                if mark.end() == len(text):  # the escaped character comes with the next piece
                     self._at = mark.start()
                     return
                 self._at = mark.end() + 1
@@ -79,11 +79,11 @@ class Scan:
                 self._is_over = self._depth <= 0
 
 
-def read_value(text: str, start: int = 0) -> Value:
-    """The value that begins here. Raises CutOff if more text may complete it, and ValueError if nothing can."""
+def read_value(text: str, start: int = 0) -> ParsedValue:
+    """Read the value at `start`. Raises CutOff if more text may complete it, and ValueError if nothing can."""
     try:
         value, end = _DECODER.raw_decode(text, start)
-        return Value(_plain(value, 0), end)
+        return ParsedValue(_plain(value, 0), end)
     except json.JSONDecodeError as error:
         if _is_cut_off(error):
             raise CutOff(str(error)) from error
@@ -93,9 +93,8 @@ def read_value(text: str, start: int = 0) -> Value:
 
 
 def read_all(text: str) -> Any:
-    """The value of a whole text. Raises ValueError if it is not JSON."""
-    start = len(text) - len(text.lstrip())
-    found = read_value(text, start)
+    """Read a whole text as one value. Raises ValueError if it is not JSON."""
+    found = read_value(text, len(text) - len(text.lstrip()))
     if text[found.end :].strip():
         raise ValueError(f"more follows after {found.end} characters")
     return found.value

@@ -1,8 +1,8 @@
-"""Splits thinking from text: what a model writes between <think> and </think> before its answer.
+"""Splits thinking from text: the part of an answer between <think> and </think> at its beginning.
 
-Always true, however the text is cut into pieces: all `thinking` and all `text` that comes out is the same; an answer that
-does not begin with <think> comes out unchanged. Held back is only what may still be part of a marker, and blanks that are
-dropped at the border between the two.
+Always true, however the text is cut into pieces: all `thinking` and all `text` that is returned is the same; an answer that
+does not begin with <think> is returned unchanged. Only text that may be part of a marker, and blanks that are dropped at
+the border between the two, are held back.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _LINE_ENDS = "\r\n"
 
 
 @dataclass(frozen=True)
-class Thought:
-    """What is certain after a piece; either may be empty."""
+class ThinkingPiece:
+    """The certain text after a piece of the answer; either may be empty."""
 
     thinking: str = ""
     text: str = ""
@@ -39,22 +39,25 @@ class ThinkingParser:
         self._held = ""
         self._has_thought = False
 
-    def add(self, text: str) -> Thought:
-        """Add the next piece of the answer, and return what is certain by now."""
+    def add(self, text: str) -> ThinkingPiece:
+        """Add the next piece of the answer, and return the text that is certain now."""
         return self._split(text, is_end=False)
 
-    def flush(self) -> Thought:
-        """The answer has ended: return what was held back. Thinking without an end tag is still thinking."""
+    def flush(self) -> ThinkingPiece:
+        """Return the text that was held back at the end of the answer. Thinking without an end tag is still thinking."""
         return self._split("", is_end=True)
 
-    def _split(self, text: str, is_end: bool) -> Thought:
+    def _split(self, text: str, is_end: bool) -> ThinkingPiece:
         self._held += text
         if self._part is _Part.START:
             self._leave_start(is_end)
         thinking = self._take_thinking(is_end) if self._part is _Part.THINKING else ""
         if self._part is _Part.GAP:
             self._leave_gap(is_end)
-        return Thought(thinking, self._take_all() if self._part is _Part.TEXT else "")
+        if self._part is not _Part.TEXT:
+            return ThinkingPiece(thinking)
+        taken, self._held = self._held, ""
+        return ThinkingPiece(thinking, taken)
 
     def _leave_start(self, is_end: bool) -> None:
         begun = self._held.lstrip()
@@ -84,19 +87,8 @@ class ThinkingParser:
             self._held = blanks.rpartition("\n")[2] + begun if begun else ""
             self._part = _Part.TEXT
 
-    def _take_all(self) -> str:
-        taken, self._held = self._held, ""
-        return taken
-
 
 def len_undecided(text: str, markers: Iterable[str]) -> int:
-    """How many characters at the end of the text may be the beginning of a marker."""
-    return max(
-        (
-            length
-            for marker in markers
-            for length in range(1, min(len(marker), len(text) + 1))
-            if text.endswith(marker[:length])
-        ),
-        default=0,
-    )
+    """The number of characters at the end of the text that may begin a marker."""
+    beginnings = (marker[:length] for marker in markers for length in range(1, len(marker)))
+    return max((len(each) for each in beginnings if text.endswith(each)), default=0)

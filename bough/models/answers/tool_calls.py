@@ -1,12 +1,12 @@
 """Tool calls in the text of an answer.
 
 Always true of a `ToolCallParser`:
-- however the text is cut into pieces, the same text and the same calls come out;
-- text without a call comes out unchanged;
+- however the text is cut into pieces, the same text and the same calls are returned;
+- text without a call is returned unchanged;
 - a call has the name of a tool that was offered, and a JSON object as its arguments.
 
-What is held back is not read again with every piece: `_Progress` keeps how far each search has come, so that an answer
-costs as much as it is long, however many pieces it comes in.
+`_Progress` keeps how far each search has come in the text that is held back, so that an answer costs O(its length), in
+however many pieces it comes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -37,49 +37,41 @@ _SEPARATORS = re.compile(r"[\s;]*")
 
 
 @dataclass(frozen=True)
-class Found:
-    """What is certain after a piece: text, and then complete calls."""
+class ToolCallPiece:
+    """The certain part of the answer after a piece: text, and then complete calls."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True)
-class RawCall:
-    """A call as the model wrote it, before it has an id."""
-
-    name: str
-    arguments: dict[str, Any]
-
-
-@dataclass(frozen=True)
 class _Read:
-    """The first `length` characters that are held: these calls, or text if there are none."""
+    """The first `length` characters of the held text: calls without ids, or text if there are none."""
 
     length: int
-    calls: tuple[RawCall, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
 
 
 class _NotACall(Exception):
-    """This is no call, whatever follows."""
+    """The text is no call, whatever follows."""
 
 
 class _Incomplete(Exception):
-    """This may become a call when more follows."""
+    """The text may become a call when more follows."""
 
 
 @dataclass
 class _Progress:
-    """How far reading has come in the text that is held; it begins anew when some of that is given out."""
+    """How far reading has come in the held text; reset when the parser returns some of it."""
 
-    whole_end: int = 0  # where the last value ends of an answer that is nothing but calls so far
-    whole_calls: list[RawCall] = field(default_factory=list)  # the calls up to there
+    whole_end: int = 0  # the end of the last value, if the answer is nothing but calls so far
+    whole_calls: list[ToolCall] = field(default_factory=list)  # the calls up to there
     scan: Scan | None = None
-    value: _Read | None = None  # what `scan` has found
-    closing_start: int = 0  # no closing tag of a function that ends its call begins before this
+    value: _Read | None = None  # found by `scan`
+    closing_start: int = 0  # no closing tag that ends the function's call begins before this
 
 
-class _Place(Enum):
+class _Stage(Enum):
     FORCED = "the answer is a call by its grammar"
     START = "the whole answer may be calls without markers"
     TEXT = "only markers begin calls"
@@ -104,26 +96,26 @@ class ToolCallParser:
         self._names = frozenset(tool_names)
         self._schemas = schemas or {}
         self._make_id = make_id
-        self._place = _Place.FORCED if is_forced else _Place.START
+        self._stage = _Stage.FORCED if is_forced else _Stage.START
         self._held = ""
         self._progress = _Progress()
         self._blanks = ""
         self._has_text = False
         self._has_calls = False
 
-    def add(self, text: str) -> Found:
-        """Add the next piece of the answer, and return what is certain by now."""
+    def add(self, text: str) -> ToolCallPiece:
+        """Add the next piece of the answer, and return the part that is certain now."""
         return self._find(text, is_end=False)
 
-    def flush(self) -> Found:
-        """The answer has ended: return what was held back, as calls or as text."""
+    def flush(self) -> ToolCallPiece:
+        """Return the text that was held back at the end of the answer, as calls or as text."""
         found = self._find("", is_end=True)
         blanks, self._blanks = self._blanks, ""
-        return found if self._has_calls else Found(found.text + blanks, found.calls)
+        return found if self._has_calls else ToolCallPiece(found.text + blanks, found.calls)
 
-    def _find(self, text: str, is_end: bool) -> Found:
+    def _find(self, text: str, is_end: bool) -> ToolCallPiece:
         if not self._names:
-            return Found(text)
+            return ToolCallPiece(text)
         held, self._held = self._held, ""
         held += text  # in place, because nothing else refers to it
         self._held = held
@@ -133,13 +125,13 @@ class ToolCallParser:
         while self._held and (read := self._read(is_end)) is not None:
             taken, self._held = self._held[: read.length], self._held[read.length :]
             self._progress = _Progress()
-            calls += [ToolCall(self._make_id(), call.name, call.arguments) for call in read.calls]
+            calls += [replace(call, id=self._make_id()) for call in read.calls]
             self._has_calls = bool(calls) or self._has_calls
-            texts += [] if read.calls else [self._give(taken)]
-        return Found("".join(texts), tuple(calls))
+            texts += [] if read.calls else [self._hold_blanks(taken)]
+        return ToolCallPiece("".join(texts), tuple(calls))
 
-    def _give(self, text: str) -> str:
-        """The text up to its last blanks, which wait until it is known whether other text follows."""
+    def _hold_blanks(self, text: str) -> str:
+        """The text up to its last blanks, which are held back until other text follows."""
         text = self._blanks + text
         given = text.rstrip()
         self._blanks = text[len(given) :]
@@ -149,8 +141,8 @@ class ToolCallParser:
         return given
 
     def _read(self, is_end: bool) -> _Read | None:
-        """What the beginning of the held text is; None if that is not certain yet."""
-        if self._place is not _Place.TEXT:
+        """Read the beginning of the held text; None if it is not certain yet."""
+        if self._stage is not _Stage.TEXT:
             try:
                 return self._read_whole(is_end)
             except _Incomplete:
@@ -158,11 +150,11 @@ class ToolCallParser:
                     return None
             except _NotACall:
                 pass
-            self._place = _Place.TEXT
+            self._stage = _Stage.TEXT
         return self._read_text(is_end)
 
     def _read_whole(self, is_end: bool) -> _Read:
-        """All that is held, as nothing but calls; of a forced answer its one call."""
+        """Read the whole held text as calls; of a forced answer its one call."""
         progress = self._progress
         while True:
             end = progress.whole_end or self._skip_start()
@@ -171,14 +163,14 @@ class ToolCallParser:
                 if is_end and end == len(self._held):
                     return _Read(end, tuple(progress.whole_calls))
             value = self._read_json(end)
-            if self._place is _Place.FORCED:
-                self._place = _Place.TEXT
+            if self._stage is _Stage.FORCED:
+                self._stage = _Stage.TEXT
                 return value
             progress.whole_calls += value.calls
             progress.whole_end = value.length
 
     def _skip_start(self) -> int:
-        """Where the first value begins: after blanks and the tag that Llama may write."""
+        """The start of the first value: after blanks and a tag of Llama's."""
         start = _skip(_BLANKS, self._held, 0)
         if self._held.startswith(_PYTHON_TAG, start):
             return _skip(_BLANKS, self._held, start + len(_PYTHON_TAG))
@@ -201,7 +193,7 @@ class ToolCallParser:
             return _Read(marker.end())
 
     def _read_marked(self, marker: str, is_end: bool) -> _Read:
-        """The calls after a marker that the held text begins with."""
+        """Read the calls after the marker at the beginning of the held text."""
         start = _skip(_BLANKS, self._held, len(marker))
         if marker == _CALLS:
             return self._read_json(start)
@@ -212,7 +204,7 @@ class ToolCallParser:
         return read if end is None else _Read(end, read.calls)
 
     def _find_end(self, position: int, is_end: bool) -> int | None:
-        """Where the closing tag ends that follows here; None if something else follows. A last one may be missing."""
+        """The end of the closing tag that follows; None if other text follows. The last one may be missing."""
         start = _skip(_BLANKS, self._held, position)
         if self._held.startswith(_CALL_END, start):
             return start + len(_CALL_END)
@@ -223,7 +215,6 @@ class ToolCallParser:
         raise _Incomplete
 
     def _read_json(self, start: int) -> _Read:
-        """The calls in the JSON value that begins here, and where it ends."""
         progress = self._progress
         if progress.scan is None or progress.scan.start != start:
             progress.scan, progress.value = Scan(start), None
@@ -243,7 +234,7 @@ class ToolCallParser:
             raise _NotACall from error
 
     def _may_open(self, start: int) -> bool:
-        """Whether the text from here on may be a call: its first key, and if that is the name, its value, tell early."""
+        """Whether the text from `start` may be a call, by its first key, and if that is the name, its value."""
         opening = _OPENING.match(self._held, start)
         assert opening is not None
         if opening.end() < len(self._held) and not opening["closed"]:
@@ -253,22 +244,25 @@ class ToolCallParser:
         naming = _NAMING.match(self._held, start)
         return naming is None or _may_be(naming, "name", self._names)
 
-    def _calls_in(self, value: Any) -> list[RawCall]:
+    def _calls_in(self, value: Any) -> list[ToolCall]:
         if isinstance(value, list) and value:
             return [call for each in value for call in self._calls_in(each)]
         if not isinstance(value, dict):
             raise _NotACall
         inner = value["function"] if isinstance(value.get("function"), dict) else value
         arguments = inner.get("arguments", inner.get("parameters"))
-        if isinstance(arguments, str):
-            arguments = _read_arguments(arguments)
+        if isinstance(arguments, str):  # some models write JSON within a string
+            try:
+                arguments = read_all(arguments)
+            except ValueError as error:  # also if they are cut off: the string itself is not
+                raise _NotACall from error
         name = inner.get("name")
         if not isinstance(name, str) or name not in self._names or not isinstance(arguments, dict):
             raise _NotACall
-        return [RawCall(name, arguments)]
+        return [ToolCall("", name, arguments)]
 
     def _read_function(self, start: int, is_end: bool) -> _Read:
-        """A call whose arguments are between tags of their own."""
+        """Read a call whose arguments are between tags of their own."""
         opening = _FUNCTION_NAME.match(self._held, start)
         if opening is None:
             raise _Incomplete if _FUNCTION.startswith(self._held[start:]) else _NotACall
@@ -279,18 +273,16 @@ class ToolCallParser:
             self._progress.closing_start = closing
             end = self._find_end(closing + len(_FUNCTION_END), is_end)
             if end is not None:
-                body = self._held[opening.end() : closing]
-                return _Read(end, (RawCall(opening["name"], self._read_parameters(opening["name"], body)),))
+                name, schema = opening["name"], self._schemas.get(opening["name"])
+                found = _PARAMETER.findall(self._held[opening.end() : closing])
+                return _Read(end, (ToolCall("", name, {key: _typed(text, schema, key) for key, text in found}),))
             closing = self._held.find(_FUNCTION_END, closing + 1)
         self._progress.closing_start = max(opening.end(), len(self._held) - len(_FUNCTION_END) + 1)
         raise _Incomplete
 
-    def _read_parameters(self, name: str, body: str) -> dict[str, Any]:
-        return {key: _typed(text, self._schemas.get(name), key) for key, text in _PARAMETER.findall(body)}
-
 
 def find_calls(text: str, tools: Iterable[Mapping[str, Any]], *, starts_thinking: bool = False) -> tuple[ToolCall, ...]:
-    """The calls of these tools, given as OpenAI's API has them, in a whole answer. Calls in its thinking do not count.
+    """The calls of these tools, in OpenAI's format, in a whole answer. Calls in its thinking do not count.
 
     `starts_thinking`: the prompt opened the thinking, so that the answer begins inside.
     """
@@ -303,7 +295,7 @@ def find_calls(text: str, tools: Iterable[Mapping[str, Any]], *, starts_thinking
 
 
 def _may_be(match: re.Match[str], group: str, words: Iterable[str]) -> bool:
-    """Whether a word that may go on in the next piece can be one of these."""
+    """Whether a word, of which more may follow, can be one of these."""
     found = match[group]
     return found is None or any(word == found if match["closed"] else word.startswith(found) for word in words)
 
@@ -314,16 +306,8 @@ def _skip(pattern: re.Pattern[str], text: str, start: int) -> int:
     return match.end()
 
 
-def _read_arguments(text: str) -> Any:
-    """Arguments that are JSON within a string, as some models write them."""
-    try:
-        return read_all(text)
-    except ValueError as error:  # also if they are cut off: the string itself is not
-        raise _NotACall from error
-
-
 def _typed(text: str, schema: Any, key: str) -> Any:
-    """The value of a parameter: its text if that is what the schema wants, else what it says as JSON."""
+    """The value of a parameter: its text if the schema wants a string, or else the JSON in it."""
     for step in ("properties", key, "type"):
         schema = schema.get(step) if isinstance(schema, Mapping) else None
     if schema == "string":

@@ -4,19 +4,25 @@ A template does not say where a message ends. But a shorter or altered list of m
 point. So each boundary is the longest common prefix of two renderings. It is found in the text and then mapped to
 tokens: to the last token that ends there and would be the same whatever followed. Guarantee: `ids[:offset]` begins
 every conversation that agrees up to that message. If a template rewrites earlier messages (some drop old thinking), the
-offset lies before the first change, or there is none.
+offset is before the first change, or there is none.
 
-The chat is tokenized once. Each boundary costs a rendering of the messages before it, if those are new (see memo).
+The chat is tokenized once. Each boundary costs a rendering of the messages before it, unless `RenderMemo` has its length:
+each request of a chat repeats all earlier messages. The hash of the current text is always compared with that of the
+earlier rendering, so an outdated entry is never used.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
 
 from bough.errors import RequestError, TemplateLimit
-from bough.models.chat.memo import Digests, RenderMemo, prefix_keys
 from bough.models.chat.messages import SYSTEM_ROLES
 from bough.models.encoder import EncodedText
 from bough.types import Boundary, Mark, Message
@@ -28,35 +34,81 @@ _WINDOW = 32  # tokens before a boundary that are encoded again
 _PROBES = ("", "\n\n", " x", "x", "0", "/")
 
 
-class RenderableChat(Protocol):
-    """Messages that can be rendered whole, in part and altered."""
+@dataclass(frozen=True)
+class RenderedChat:
+    """A chat with its rendering and tokens. `render` and `encode` do the same for other messages and texts."""
 
-    @property
-    def messages(self) -> list[Message]: ...
-
-    @property
-    def seed(self) -> Any:
-        """Everything else that a rendering depends on."""
-        ...
-
-    def text(self, messages: list[Message] | None = None, add_generation_prompt: bool = False) -> str: ...
+    messages: list[Message]
+    seed: Any  # everything that a rendering depends on besides the messages
+    text: str
+    encoded: EncodedText
+    render: Callable[[list[Message]], str]
+    encode: Callable[[str], EncodedText]
 
 
-def find_boundaries(
-    chat: RenderableChat,
-    text: str,
-    encode: Callable[[str], EncodedText],
-    encoded: EncodedText,
-    hard_ids: frozenset[int],
-    memo: RenderMemo,
-) -> list[Boundary]:
-    """The boundaries of `text`, which is the rendering of `chat`, sorted by offset and worth. `encoded` are its tokens.
+@dataclass(frozen=True)
+class EarlierRendering:
+    """The length and hash of an earlier rendering."""
 
-    An offset may have two marks. `hard_ids` are tokens that no other token merges across.
-    """
-    positions = _TextPositions(chat, text, memo)
-    offsets = _TokenOffsets(text, encode, encoded, hard_ids)
-    found = {Boundary(offset, mark) for position, mark in positions.all() if (offset := offsets.offset_of(position))}
+    length: int
+    digest: bytes
+
+
+class RenderMemo:
+    """The most recently used renderings by key. Any thread may use it."""
+
+    def __init__(self, num_entries: int = 4096) -> None:
+        self._num_entries = num_entries
+        self._entries: OrderedDict[bytes, EarlierRendering] = OrderedDict()
+        self._lock = Lock()
+
+    def find(self, key: bytes) -> EarlierRendering | None:
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+            return self._entries.get(key)
+
+    def add(self, key: bytes, text: str) -> None:
+        seen = EarlierRendering(len(text), Digests(text).at(len(text)))
+        with self._lock:
+            self._entries[key] = seen
+            self._entries.move_to_end(key)
+            if len(self._entries) > self._num_entries:
+                self._entries.popitem(last=False)
+
+
+class Digests:
+    """Hashes of the prefixes of a text. Growing lengths read the text only once."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._position = 0
+        self._state = hashlib.blake2b(digest_size=16)
+
+    def at(self, length: int) -> bytes:
+        if length < self._position:
+            self._position = 0
+            self._state = hashlib.blake2b(digest_size=16)
+        self._state.update(self._text[self._position : length].encode("utf-8", "surrogatepass"))
+        self._position = length
+        return self._state.digest()
+
+
+def prefix_keys(seed: Any, messages: Sequence[Any]) -> list[bytes]:
+    """A key for the first n messages, for each n from 0 on; `seed` is everything else that the rendering depends on."""
+    state = hashlib.blake2b(digest_size=16)
+    keys = []
+    for value in (seed, *messages):
+        state.update(json.dumps(value, ensure_ascii=False, default=repr).encode("utf-8", "surrogatepass") + b"\0")
+        keys.append(state.digest())
+    return keys
+
+
+def find_boundaries(chat: RenderedChat, hard_ids: frozenset[int], memo: RenderMemo) -> list[Boundary]:
+    """The boundaries of a chat by offset and worth; an offset may have two. No token merges across one of `hard_ids`."""
+    offsets = _TokenOffsets(chat, hard_ids)
+    positions = _TextPositions(chat, memo).all()
+    found = {Boundary(offset, mark) for position, mark in positions if (offset := offsets.offset_of(position))}
     worth = list(Mark)
     return sorted(found, key=lambda boundary: (boundary.offset, worth.index(boundary.mark)))
 
@@ -64,12 +116,12 @@ def find_boundaries(
 class _TextPositions:
     """The boundaries of a chat as positions in its text."""
 
-    def __init__(self, chat: RenderableChat, text: str, memo: RenderMemo) -> None:
+    def __init__(self, chat: RenderedChat, memo: RenderMemo) -> None:
         self._chat = chat
-        self._text = text
+        self._text = chat.text
         self._memo = memo
         self._keys = prefix_keys(chat.seed, chat.messages)
-        self._digests = Digests(text)
+        self._digests = Digests(chat.text)
         self._roles = [message["role"] for message in chat.messages]
         self._first = next((i for i, role in enumerate(self._roles) if role not in SYSTEM_ROLES), len(self._roles))
 
@@ -115,15 +167,16 @@ class _TextPositions:
         if until is None:
             return 0
         position = common_length(until, self._text)
-        said = _content_of(self._chat.messages[i])
-        is_whole = position == len(until) or (bool(said) and said in self._text[reached:position])
+        content = _content_of(self._chat.messages[i])
+        is_whole = position == len(until) or (bool(content) and content in self._text[reached:position])
         return position if is_whole else 0
 
     def _known_length(self, count: int) -> int | None:
         """The length of the first `count` messages, if their rendering is in the memo and this text begins with it."""
         seen = self._memo.find(self._keys[count])
-        is_here = seen is not None and seen.length <= len(self._text) and self._digests.at(seen.length) == seen.digest
-        return seen.length if seen is not None and is_here else None
+        if seen is None or seen.length > len(self._text) or self._digests.at(seen.length) != seen.digest:
+            return None
+        return seen.length
 
     def _render_first(self, count: int) -> str | None:
         text = self._render(self._chat.messages[:count])
@@ -141,7 +194,7 @@ class _TextPositions:
 
     def _render(self, messages: list[Message]) -> str | None:
         try:
-            return self._chat.text(messages)
+            return self._chat.render(messages)
         except TemplateLimit:
             raise  # the next rendering would take as long
         except RequestError:
@@ -149,30 +202,24 @@ class _TextPositions:
 
 
 class _TokenOffsets:
-    """Maps positions in a text to offsets in its tokens."""
+    """Maps positions in a chat's text to offsets in its tokens."""
 
-    def __init__(
-        self, text: str, encode: Callable[[str], EncodedText], encoded: EncodedText, hard_ids: frozenset[int]
-    ) -> None:
-        self._text = text
-        self._encode = encode
-        self._ids = encoded.ids
-        self._ends = encoded.ends
+    def __init__(self, chat: RenderedChat, hard_ids: frozenset[int]) -> None:
+        self._text = chat.text
+        self._encode = chat.encode
+        self._ids, self._ends = chat.encoded.ids, chat.encoded.ends
         self._hard_ids = hard_ids
 
     def offset_of(self, position: int) -> int:
         """The number of tokens before `position` that do not depend on what follows; 0 if all of them are added tokens."""
         offset = bisect_right(self._ends, position)
-        if not self._is_hard(offset):
+        if self._hard_ids.isdisjoint(self._ids[max(0, offset - 1) : offset + 1]):
             position = len(self._text[:position].rstrip(" "))  # the space belongs to the token of the next word
-            offset = self._settled(bisect_right(self._ends, position), position)
-        says_something = any(index not in self._hard_ids for index in self._ids[: min(offset, _WINDOW)])
-        return offset if says_something else 0
+            offset = self._drop_unstable(bisect_right(self._ends, position), position)
+        is_all_added = self._hard_ids.issuperset(self._ids[: min(offset, _WINDOW)])
+        return 0 if is_all_added else offset
 
-    def _is_hard(self, offset: int) -> bool:
-        return any(index in self._hard_ids for index in self._ids[max(0, offset - 1) : offset + 1])
-
-    def _settled(self, offset: int, position: int) -> int:
+    def _drop_unstable(self, offset: int, position: int) -> int:
         """Encode the last tokens again with other text after them, and go back to the last one that does not change."""
         lowest = max(0, offset - _WINDOW)
         start = self._ends[lowest - 1] if lowest else 0
@@ -189,10 +236,7 @@ def _content_of(message: Message) -> str:
 
 
 def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """The length of the longest common prefix of two texts or two lists.
-
-    Costs O(n): it halves the part that is left, and comparing slices runs at the speed of memory.
-    """
+    """The length of the longest common prefix of two texts or two lists. Costs O(n), at the speed of memory."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high

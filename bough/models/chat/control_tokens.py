@@ -1,4 +1,4 @@
-"""Control tokens that users type: they must reach the model as plain text, never as the tokens that the template writes.
+"""Control tokens that users type: they reach the model as plain text, never as the tokens that the template writes.
 
 Before a chat is rendered, every control token in the client's messages is put between two marks: private-use characters
 that occur nowhere in them. Templates keep the marks as they trim, split and join. Then the rendered text is encoded
@@ -29,7 +29,7 @@ _WINDOW_CHARS = 2**20
 
 @dataclass(frozen=True)
 class Marks:
-    """Two characters that enclose a control token which is meant as plain text."""
+    """Two characters that enclose a control token to be encoded as plain text."""
 
     start: str
     end: str
@@ -43,7 +43,7 @@ class Marks:
 
 
 @dataclass(frozen=True)
-class Marked:
+class MarkedChat:
     """A chat with its control tokens enclosed in marks."""
 
     messages: list[Message]
@@ -69,23 +69,22 @@ class ControlTokens:
         needs_normalizing = backend.normalizer is not None and any(token.normalized for token in added.values())
         self._normalizer = backend.normalizer if needs_normalizing else None
 
-    def mark(self, messages: list[Message], tools: Any) -> Marked | None:
+    def mark(self, messages: list[Message], tools: Any) -> MarkedChat | None:
         """The messages and tools with every control token enclosed in marks; None if there is none to enclose."""
-        if not (
-            any(self._occurs_in(message, self._pattern_for(message)) for message in messages) or self._occurs_in(tools)
-        ):
+        patterns = [self._special if each["role"] == "assistant" else self._control for each in messages]
+        pairs = [*zip(messages, patterns, strict=True), (tools, self._control)]
+        if not any(self._is_found(text, pattern) for value, pattern in pairs for text in _strings(value)):
             return None
-        marks = _unused_marks(json.dumps([messages, tools], ensure_ascii=False, default=str))
-        marked = [self._enclose(message, marks, self._pattern_for(message)) for message in messages]
-        return Marked(marked, self._enclose(tools, marks, self._control), marks)
+        used = set(json.dumps([messages, tools], ensure_ascii=False, default=str))
+        free = (char for char in map(chr, _PRIVATE_USE) if char not in used)
+        marks = Marks(next(free), next(free))
+        *marked, marked_tools = [self._enclose(value, marks, pattern) for value, pattern in pairs]
+        return MarkedChat(marked, marked_tools, marks)
 
     def encode(
         self, text: str, marks: Marks | None, limit: PromptLimit = UNLIMITED, *, is_inside: bool = False
     ) -> EncodedText:
-        """The tokens of rendered text; `ends` count in the text as it was given, marks included.
-
-        `is_inside`: other text comes before. Raises PromptTooLong and RequestCancelled, as the limit says.
-        """
+        """The tokens of rendered text. `ends` count in the text with its marks; `is_inside`: other text comes before."""
         if marks is None:
             return self._encode_piece(text, 0, limit, is_inside=True) if is_inside else self._encoder.encode(text, limit)
         ids: list[int] = []
@@ -97,7 +96,7 @@ class ControlTokens:
             before = self._encode_piece(text[position : found.start()], position, limit, is_inside=is_inside)
             said = found[1] or ""
             if said not in plain:
-                plain[said] = self.encode_plain(said)
+                plain[said] = self._encode_plain(said)
             ids += before.ids + plain[said]
             ends += before.ends + [found.end()] * len(plain[said])
             limit.check(len(ids), is_part=True)
@@ -108,23 +107,19 @@ class ControlTokens:
 
     def encode_inside(self, text: str) -> list[int]:
         """The tokens of an assistant's text in the middle of a chat, with special tokens as plain text."""
-        return self._encode_said("assistant", text, UNLIMITED, is_inside=True)
+        return self.encode_typed(text, is_inside=True, role="assistant")
 
-    def encode_typed(self, text: str, limit: PromptLimit = UNLIMITED, *, is_inside: bool = False) -> list[int]:
-        """The tokens of a user's text outside of a chat, with control tokens as plain text.
-
-        Raises PromptTooLong and RequestCancelled, as the limit says.
-        """
-        return self._encode_said("user", text, limit, is_inside=is_inside)
-
-    def _encode_said(self, role: str, text: str, limit: PromptLimit, *, is_inside: bool) -> list[int]:
+    def encode_typed(
+        self, text: str, limit: PromptLimit = UNLIMITED, *, is_inside: bool = False, role: str = "user"
+    ) -> list[int]:
+        """The tokens of a text outside of a chat, with control tokens as plain text."""
         marked = self.mark([{"role": role, "content": text}], None)
         if marked is None:
             return self.encode(text, None, limit, is_inside=is_inside).ids
         return self.encode(marked.messages[0]["content"], marked.marks, limit, is_inside=is_inside).ids
 
-    def encode_plain(self, text: str) -> list[int]:
-        """The tokens of text inside a chat, without control tokens. Raises RequestError if that is impossible."""
+    def _encode_plain(self, text: str) -> list[int]:
+        """The tokens of text inside a chat, none of them a control token. Raises RequestError if that is impossible."""
         for pieces in ([text], list(text)):
             ids = [index for piece in pieces if piece for index in self._encode_without_added(piece)]
             if not self._ids.intersection(ids):
@@ -132,8 +127,10 @@ class ControlTokens:
         raise RequestError(f"{text!r} cannot be sent as plain text: the tokenizer always makes a special token of it")
 
     def _encode_piece(self, text: str, position: int, limit: PromptLimit, *, is_inside: bool) -> EncodedText:
-        """Encode text that begins at `position` of the chat. Except at the start, a newline is put in front and removed
-        again: otherwise some tokenizers add a space before the first word."""
+        """Encode text that begins at `position` of the chat.
+
+        Except at the start, a newline is put in front and removed again: some tokenizers add a space before the first word.
+        """
         if not text:
             return EncodedText([], [])
         if position or is_inside:
@@ -152,7 +149,8 @@ class ControlTokens:
     def _encode_without_added(self, text: str) -> list[int]:
         """Encode with the same newline, by the parts of the tokenizer that follow its search for added tokens.
 
-        The tokenizer has a switch for this, but all threads share it, and it covers special tokens only."""
+        The tokenizer has a switch for this, but all threads share it, and it covers special tokens only.
+        """
         lead = self._run_model("\n")
         ids = self._run_model("\n" + text)
         return ids[len(lead) :] if ids[: len(lead)] == lead else self._run_model(text)
@@ -165,16 +163,14 @@ class ControlTokens:
             splits = [split for split, _ in self._backend.pre_tokenizer.pre_tokenize_str(text)]
         return [token.id for split in splits for token in self._backend.model.tokenize(split)]
 
-    def _pattern_for(self, message: Message) -> re.Pattern[str]:
-        return self._special if message["role"] == "assistant" else self._control
-
-    def _occurs_in(self, value: Any, pattern: re.Pattern[str] | None = None) -> bool:
-        return any(self._is_found(text, pattern or self._control) for text in _strings(value))
-
     def _is_found(self, text: str, pattern: re.Pattern[str]) -> bool:
-        if _occurs(pattern, text, self._longest):
-            return True
-        return self._normalizer is not None and _occurs(pattern, self._normalizer.normalize_str(text), self._longest)
+        """Whether the tokenizer would find a match in the text. A search holds the GIL, so it is made in windows."""
+        texts = [text] if self._normalizer is None else [text, self._normalizer.normalize_str(text)]
+        return any(
+            pattern.search(each, start, start + _WINDOW_CHARS + self._longest)
+            for each in texts
+            for start in range(0, len(each) or 1, _WINDOW_CHARS)
+        )
 
     def _enclose(self, value: Any, marks: Marks, pattern: re.Pattern[str]) -> Any:
         if isinstance(value, str):
@@ -198,19 +194,3 @@ def _strings(value: Any) -> Iterable[str]:
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _strings(each)
-
-
-def _unused_marks(text: str) -> Marks:
-    used = set(text)
-    free = (chr(code) for code in _PRIVATE_USE if chr(code) not in used)
-    return Marks(next(free), next(free))
-
-
-def _occurs(pattern: re.Pattern[str], text: str, longest: int) -> bool:
-    """Whether a pattern whose matches have at most `longest` characters is found in a text.
-
-    A search holds the GIL, so a long text is searched in windows.
-    """
-    return any(
-        pattern.search(text, start, start + _WINDOW_CHARS + longest) for start in range(0, len(text) or 1, _WINDOW_CHARS)
-    )

@@ -2,7 +2,7 @@
 
 The simple kind writes one turn: `.System`, `.Prompt` and `.Response`, with `if`, `else` and `end`, and markers that trim
 spaces. The template is rendered for each turn, and for the last up to `.Response`, where the answer begins. A turn begins
-with a system message, or with a user's message that follows an answer. Messages of other roles are left out, as in Ollama.
+with a system message, or with a user's message after an answer. Messages of other roles are left out, as in Ollama.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import lru_cache
 from bough.errors import RequestError
 
 _FIELDS = {".System": "system", ".Prompt": "prompt", ".Response": "response"}
-_ACTION = re.compile(r"(-(?=\s))?(.*?)((?<=\s)-)?", re.DOTALL)  # what stands between braces, with its trim markers
+_ACTION = re.compile(r"(-(?=\s))?(.*?)((?<=\s)-)?", re.DOTALL)  # the text between braces, with its trim markers
 _MAX_DEPTH = 20
 _JINJA = re.compile(r"\{%|\{\{-?\s*(messages|bos_token|eos_token|raise_exception)\b")
 _TURN = "{%- macro turn(system, prompt, response) -%}"
@@ -45,7 +45,7 @@ _ALL_TURNS = (
 
 @dataclass(frozen=True)
 class _Action:
-    """What stands between two braces."""
+    """The text between two braces."""
 
     text: str
 
@@ -71,7 +71,9 @@ def to_jinja(text: str) -> str:
     """The template in Jinja. Raises RequestError, which names it, for a construct of Go that is not supported."""
     if _JINJA.search(text):
         return text
-    nodes = _parse(_tokenize(text))
+    nodes, ender = _parse_block(_tokenize(text))
+    if ender:
+        raise RequestError(f"TEMPLATE has `{ender}` without `if`")
     if _Field("prompt") not in _walk(nodes):
         raise RequestError("TEMPLATE has neither `.Prompt` nor Jinja's `messages`: it would leave out the conversation")
     if _Field("response") not in _walk(nodes):
@@ -80,7 +82,7 @@ def to_jinja(text: str) -> str:
 
 
 def _tokenize(text: str) -> Iterator[_Token]:
-    """Texts, and actions; spaces beside a trim marker are left out, and so are comments. Costs the length of the text."""
+    """Texts and actions, without spaces beside a trim marker and without comments. Costs O(text)."""
     position, trims = 0, False
     while (start := text.find("{{", position)) >= 0 and (end := text.find("}}", start + 2)) >= 0:
         action = _ACTION.fullmatch(text, start + 2, end)
@@ -95,15 +97,8 @@ def _tokenize(text: str) -> Iterator[_Token]:
     yield rest.lstrip() if trims else rest
 
 
-def _parse(tokens: Iterator[_Token]) -> list[_Node]:
-    nodes, ender = _parse_block(tokens)
-    if ender:
-        raise RequestError(f"TEMPLATE has `{ender}` without `if`")
-    return nodes
-
-
 def _parse_block(tokens: Iterator[_Token], depth: int = 0) -> tuple[list[_Node], str]:
-    """The nodes up to the action that ends a block, and that action; an empty text at the end of the template."""
+    """The nodes up to the action that ends a block, and that action; an empty one at the end of the template."""
     nodes: list[_Node] = []
     for token in tokens:
         if isinstance(token, str):
@@ -149,7 +144,7 @@ def _walk(nodes: Sequence[_Node]) -> Iterator[_Node]:
 
 
 def _cut(nodes: Sequence[_Node]) -> list[_Node]:
-    """The nodes before the first `.Response`. Of an `if` around it, the first branch up to there."""
+    """The nodes before the first `.Response`. An `if` around it is cut, too."""
     kept: list[_Node] = []
     for node in nodes:
         if node == _Field("response"):
@@ -162,7 +157,7 @@ def _cut(nodes: Sequence[_Node]) -> list[_Node]:
 
 
 def _write(nodes: Sequence[_Node]) -> str:
-    """The nodes in Jinja. Texts are written as strings, since Jinja would drop line breaks beside its tags."""
+    """The nodes in Jinja. Texts become strings, because Jinja would drop line breaks beside its tags."""
     return "".join(map(_write_node, nodes))
 
 

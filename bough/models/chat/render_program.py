@@ -1,26 +1,25 @@
 """The program that renders chat templates, with a limit on its memory and on the time of each rendering.
 
-`renderer` starts it, with the limits as arguments. It imports Jinja and the standard library alone, nothing else of Bough.
+`renderer` starts it, with the limits as arguments. It imports only Jinja and the standard library, nothing else of Bough.
 It reads requests from its input until that ends, and writes one answer to each; both are a header and a body.
 
 The limits hold whatever a template does, also inside one long call in C, because the system ends the process:
-- by a signal after `limit_s` of computing, or after `_WAIT_FACTOR` times as long if other programs keep the machine busy.
-  Windows has no such signals: there a thread that needs no interpreter lock ends the process after the longer time;
-- when it asks for memory beyond the limit, which Windows and macOS do not have.
+- by a signal after `limit_s` of computing, or after `_WAIT_FACTOR` times as long if other programs keep the machine busy;
+- when it allocates memory beyond the limit, except on macOS, which has none.
 
-A template says here what it says in transformers' `apply_chat_template`: the same sandbox, extensions, filters and names.
+A template is rendered as by transformers' `apply_chat_template`: the same sandbox, extensions, filters and names.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import json
 import os
+import resource
 import signal
 import struct
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, BinaryIO, NamedTuple, NoReturn
@@ -33,19 +32,14 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
-
 REQUEST = struct.Struct(">Q")  # the bytes of the JSON that follows
 ANSWER = struct.Struct(">cQ")  # one of the three below, and the bytes of the text that follows
 READY, TEXT, REFUSAL = b"r", b"t", b"e"
 OUT_OF_MEMORY = 77
-TOOK_TOO_LONG = (-getattr(signal, "SIGPROF", 0), -getattr(signal, "SIGALRM", 0), 1)  # the last is faulthandler's own
+TOOK_TOO_LONG = (-signal.SIGPROF, -signal.SIGALRM)
 
 MAX_CHARS = 2**25
-"""Of a rendering: four times the largest default body."""
+"""The most characters of a rendering: four times the largest default body."""
 
 _WAIT_FACTOR = 5
 _MAX_REASON_CHARS = 2000
@@ -64,7 +58,7 @@ class RenderRequest(NamedTuple):
 
 
 def render(request: RenderRequest) -> str:
-    """What the template says. Raises its error, whichever that is."""
+    """Render the template. Raises any error of its own."""
     text = _compile(request.source).render(
         {
             "documents": None,
@@ -80,7 +74,7 @@ def render(request: RenderRequest) -> str:
 
 
 def _complete(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message without empty fields, which templates would print, and with its thinking under both usual names."""
+    """Drop a message's empty fields, which templates would print, and put its thinking under both usual names."""
     given = {name: value for name, value in message.items() if value is not None}
     thinking = next((given[name] for name in _THINKING if name in given), None)
     return given if thinking is None else {"thinking": thinking, **given, "reasoning_content": thinking}
@@ -105,16 +99,16 @@ def _compile(source: str) -> Template:
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}`, by which some templates mark what the model says. The text stays as it is."""
+    """`{% generation %}`, with which some templates mark the model's text. The text is unchanged."""
 
     tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_say"), [], [], body).set_lineno(line)
+        return nodes.CallBlock(self.call_method("_call"), [], [], body).set_lineno(line)
 
-    def _say(self, caller: Macro) -> str:
+    def _call(self, caller: Macro) -> str:
         return caller()
 
 
@@ -129,7 +123,7 @@ class _MakeDict:
 
 
 class _OpenNamespace(Namespace):
-    """A namespace without private names, so that no template replaces what Python itself looks up in an object."""
+    """A namespace without private names, so that no template replaces an attribute that Python itself uses."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         given = dict(*args[1:], **kwargs)
@@ -170,47 +164,27 @@ def _format_now(format: str) -> str:
 
 def main(limit_s: float, memory_bytes: int) -> None:
     _limit_memory(memory_bytes)
-    set_timer = _signal_timer() if hasattr(signal, "setitimer") else _thread_timer()
+    for number in (signal.SIGPROF, signal.SIGALRM):  # which the parent may ignore or block
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGPROF, signal.SIGALRM))
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     _send(answers, READY, b"")
     while header := requests.read(REQUEST.size):
         body = requests.read(*REQUEST.unpack(header))
-        set_timer(limit_s)
+        _set_timer(limit_s)
         kind, text = _answer(body)
-        set_timer(0)
+        _set_timer(0)
         _send(answers, kind, text)
 
 
-def _signal_timer() -> Callable[[float], None]:
-    """What lets a signal end this process after some time, counted anew from each call; 0 stops it."""
-    for number in (signal.SIGPROF, signal.SIGALRM):
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGPROF, signal.SIGALRM))
-
-    def set_timer(limit_s: float) -> None:
-        signal.setitimer(signal.ITIMER_PROF, limit_s)
-        signal.setitimer(signal.ITIMER_REAL, _WAIT_FACTOR * limit_s)
-
-    return set_timer
-
-
-def _thread_timer() -> Callable[[float], None]:
-    """The same without signals."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-
-    def set_timer(limit_s: float) -> None:
-        if limit_s:
-            faulthandler.dump_traceback_later(_WAIT_FACTOR * limit_s, exit=True, file=nowhere)
-        else:
-            faulthandler.cancel_dump_traceback_later()
-
-    return set_timer
+def _set_timer(limit_s: float) -> None:
+    """Let a signal end this process after some time, counted from this call; 0 stops the timer."""
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
+    signal.setitimer(signal.ITIMER_REAL, _WAIT_FACTOR * limit_s)
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """Bound the memory of this process, and leave no file of it when it crashes."""
-    if resource is None:
-        return
+    """Limit the memory of this process, and write no core file when it crashes."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     soft = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)

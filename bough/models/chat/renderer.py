@@ -1,11 +1,11 @@
-"""Renders chat templates in processes of their own, with limits on time and memory.
+"""Renders chat templates in other processes, with limits on time and memory.
 
 A template is a program: it comes with a model's files or from a client, and any client may use it. Jinja's sandbox forbids
 dangerous calls, and bounds neither time nor memory. One comparison of nested lists can hold the interpreter's lock for
 ever. So templates run in other processes (see render_program), which end at a limit and are replaced. They are programs
 of their own, never forks of this process, and end when it does.
 
-Always true: a process renders for one caller at a time, and one that did not answer as it should is ended.
+Always true: a process renders for one caller at a time, and is ended if its answer is not valid.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -30,14 +30,14 @@ from bough.models.chat.render_program import ANSWER, OUT_OF_MEMORY, READY, REQUE
 LIMIT_S = 2.0
 MEMORY_BYTES = 512 * 10**6
 MAX_PROCESSES = 4
-"""A template that uses all of its time keeps one of them busy. If all are busy, renderings wait."""
+"""A template that uses all of its time keeps one of them busy. If all are busy, callers wait."""
 
 _MAX_ANSWER_BYTES = 4 * render_program.MAX_CHARS
 _LIBRARIES = ("jinja2", "markupsafe")
 
 
 class Renderer:
-    """Up to `max_processes` processes that render, started when they are needed. Any thread may call it."""
+    """Up to `max_processes` processes, started when they are needed. Any thread may call it."""
 
     def __init__(
         self, limit_s: float = LIMIT_S, memory_bytes: int = MEMORY_BYTES, max_processes: int = MAX_PROCESSES
@@ -48,26 +48,38 @@ class Renderer:
         self._reset()
 
     def start(self) -> None:
-        """Start a process if there is none, and do not wait for it: it imports while a model is loaded."""
+        """Start a process if there is none, without waiting for it: it imports Jinja while a model is loaded."""
         with self._lock:
             if not self._all:
                 self._idle.append(self._add())
 
     def render(self, request: RenderRequest) -> str:
-        """What a template says.
+        """Render a template.
 
         Raises TemplateLimit if that takes too much time or memory, RequestError with the template's own error, and
         Unavailable if no process can be started.
         """
-        body = _to_json(request)
-        with self._taking() as process:
-            kind, text = process.ask(body)
+        try:
+            body = json.dumps(request, ensure_ascii=False, default=_to_dict).encode("utf-8", "surrogatepass")
+        except (TypeError, ValueError, RecursionError) as error:
+            raise RequestError(f"the chat template cannot be given these messages: {error}") from error
+        with self._slots:
+            process = self._take()
+            try:
+                kind, text = process.ask(body)
+            except BaseException:
+                process.end()
+                with self._lock:
+                    self._all.discard(process)
+                raise
+            with self._lock:
+                self._idle.append(process)
         if kind != TEXT:
             raise RequestError(f"the chat template refuses these messages: {text}")
         return text
 
     def close(self) -> None:
-        """Kill all processes. Callers that wait for one get an error."""
+        """Kill all processes. Callers that wait for an answer get an error."""
         with self._lock:
             for process in self._all:
                 process.kill()
@@ -77,7 +89,7 @@ class Renderer:
             self._idle.clear()
 
     def forget(self) -> None:
-        """In a fork of this process: leave the processes to the one that started them."""
+        """In a fork, leave the processes to the parent, which started them."""
         for process in self._all:
             process.forget()
         self._reset()
@@ -87,19 +99,6 @@ class Renderer:
         self._slots = threading.Semaphore(self._max_processes)
         self._all: set[_Process] = set()
         self._idle: list[_Process] = []
-
-    @contextmanager
-    def _taking(self) -> Iterator[_Process]:
-        """A process for the caller alone; it is ended if the caller fails."""
-        with self._slots:
-            process = self._take()
-            try:
-                yield process
-            except BaseException:
-                self._end(process)
-                raise
-            with self._lock:
-                self._idle.append(process)
 
     def _take(self) -> _Process:
         with self._lock:
@@ -116,14 +115,9 @@ class Renderer:
         self._all.add(process)
         return process
 
-    def _end(self, process: _Process) -> None:
-        process.end()
-        with self._lock:
-            self._all.discard(process)
-
 
 class _Process:
-    """One process that renders, as `render_program` says."""
+    """One process that runs `render_program`."""
 
     def __init__(self, limit_s: float, memory_bytes: int) -> None:
         self._limit_s = limit_s
@@ -142,6 +136,8 @@ class _Process:
             )
         except OSError as error:
             raise Unavailable(f"cannot start the process that renders chat templates: {error}") from error
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._input, self._output = self._process.stdin, self._process.stdout
 
     @property
     def is_alive(self) -> bool:
@@ -151,7 +147,9 @@ class _Process:
         """The kind of the answer to a request, and its text. Raises TemplateLimit if the process ends instead."""
         self._require_ready()
         try:
-            _write(self._input, REQUEST.pack(len(body)) + body)
+            left = memoryview(REQUEST.pack(len(body)) + body)
+            while left:
+                left = left[self._input.write(left) :]
             kind, num_bytes = ANSWER.unpack(_read(self._output, ANSWER.size))
             if num_bytes > _MAX_ANSWER_BYTES:
                 raise TemplateLimit(f"the chat template makes {num_bytes:,} bytes, and {_MAX_ANSWER_BYTES:,} are allowed")
@@ -169,8 +167,12 @@ class _Process:
         self._close_pipes()
 
     def forget(self) -> None:
-        self._process.returncode = 0  # it is another process's child, and not waited for here
+        self._process.returncode = 0  # the parent waits for it
         self._close_pipes()
+
+    def _close_pipes(self) -> None:
+        self._input.close()
+        self._output.close()
 
     def _require_ready(self) -> None:
         """Wait until the process has started. Raises Unavailable if it ends instead, or is another program."""
@@ -189,59 +191,31 @@ class _Process:
             return f"needs more than {self._memory_bytes // 10**6:,} MB"
         return f"ended the process that rendered it, with {status}"
 
-    def _close_pipes(self) -> None:
-        self._input.close()
-        self._output.close()
-
-    @property
-    def _input(self) -> IO[bytes]:
-        assert self._process.stdin is not None
-        return self._process.stdin
-
-    @property
-    def _output(self) -> IO[bytes]:
-        assert self._process.stdout is not None
-        return self._process.stdout
-
 
 @cache
 def shared_renderer() -> Renderer:
     """The renderer of this process, for all models."""
     renderer = Renderer()
     atexit.register(renderer.close)
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=renderer.forget)
+    os.register_at_fork(after_in_child=renderer.forget)
     return renderer
 
 
 @cache
 def _library_folders() -> list[str]:
-    """Where the libraries that templates need are installed. The process has no other folders but Python's own."""
+    """The folders of the libraries that templates need. The process has no others but Python's own."""
     specs = [importlib.util.find_spec(name) for name in _LIBRARIES]
     return sorted({str(Path(spec.origin).parents[1]) for spec in specs if spec is not None and spec.origin})
 
 
-def _to_json(request: RenderRequest) -> bytes:
-    try:
-        return json.dumps(request, ensure_ascii=False, default=_plain).encode("utf-8", "surrogatepass")
-    except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(f"the chat template cannot be given these messages: {error}") from error
-
-
-def _plain(value: Any) -> dict[Any, Any]:
+def _to_dict(value: Any) -> dict[Any, Any]:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"a {type(value).__name__} is no JSON")
 
 
-def _write(file: IO[bytes], content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[file.write(left) :]
-
-
 def _read(file: IO[bytes], num_bytes: int) -> bytes:
-    """Read exactly so many bytes. Raises EOFError if the file ends before."""
+    """Read exactly `num_bytes`. Raises EOFError if the file ends before."""
     content = bytearray()
     while len(content) < num_bytes:
         part = file.read(num_bytes - len(content))

@@ -1,1 +1,1 @@
-"""Encoders: which models they are, what their files say of pooling, and how they tokenize."""
+"""Encoders: which models they are, how their files pool token states, and how they tokenize."""

@@ -1,20 +1,22 @@
-"""What a folder says about an encoder: how the states of its tokens become one vector, or one score.
+"""Reads a model's kind from its folder, and how an encoder turns token states into one vector or one score.
 
-sentence-transformers keeps this in small files: `modules.json` lists the steps, and each step that has options or weights
-has a folder of its own. A folder without these files has the defaults of that library. A value that we cannot follow raises
+sentence-transformers keeps this in small files: `modules.json` lists the steps, and a step with options or weights has its
+own folder. A folder without these files has the defaults of that library. A value that cannot be followed raises
 UnsupportedModel with the file and the value: a vector is computed as the files say, or not at all.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from bough.errors import UnsupportedModel
-from bough.models.files import ModelFiles, read_json
+from bough.models.files import CONFIG_FILE, ModelFiles, read_json
 
 MODULES_FILE = "modules.json"
 MODEL_FILE = "config_sentence_transformers.json"
@@ -24,35 +26,42 @@ _TEXT_FILES = tuple(
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 
-POOLING_MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-_OLD_POOLING = {  # the fields of older files, in the order in which their vectors are joined
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
+_POOLING_FLAGS = {  # by mode, the flag in older files; their vectors are joined in this order
+    "cls": "pooling_mode_cls_token",
+    "max": "pooling_mode_max_tokens",
+    "mean": "pooling_mode_mean_tokens",
+    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+    "lasttoken": "pooling_mode_lasttoken",
 }
-ACTIVATIONS = (
-    "ELU",
-    "GELU",
-    "Hardtanh",
-    "Identity",
-    "LeakyReLU",
-    "LogSigmoid",
-    "Mish",
-    "ReLU",
-    "ReLU6",
-    "SiLU",
-    "Sigmoid",
-    "Softplus",
-    "Softsign",
-    "Tanh",
+
+_ACTIVATIONS = (
+    "ELU, GELU, Hardtanh, Identity, LeakyReLU, LogSigmoid, Mish, ReLU, ReLU6, SiLU, Sigmoid, Softplus, Softsign, Tanh"
 )
 """The functions of `torch.nn` that a file may name."""
 
+_ENCODER_TYPES = re.compile(
+    "albert|bert|big_bird|camembert|canine|convbert|data2vec-text|deberta|deberta-v2|distilbert|electra|ernie|esm|esmc|"
+    "eurobert|flaubert|fnet|funnel|gte|ibert|jina_embeddings_v3|layoutlm|longformer|luke|markuplm|megatron-bert|mobilebert|"
+    "modernbert|mpnet|mra|nomic_bert|nystromformer|rembert|roberta|roberta-prelayernorm|roc_bert|roformer|splinter|"
+    "squeezebert|ultrabert|xlm|xlm-roberta|xlm-roberta-xl|xmod|yoso"
+)
+"""The values of `model_type` of encoders, which cannot generate text."""
+
+_CAUSAL_ENDS = ("ForCausalLM", "LMHeadModel")
 _VECTOR = "sentence_embedding"
 _WITHOUT_EFFECT = ("Dropout",)  # outside of training
+
+
+class ModelKind(Enum):
+    """The purpose of a model. The value is shown to people."""
+
+    GENERATOR = "generates text"
+    EMBEDDER = "makes embeddings"
+    RERANKER = "scores pairs of texts"
+
+
+_SAVED_KINDS = {"SentenceTransformer": ModelKind.EMBEDDER, "CrossEncoder": ModelKind.RERANKER}
 
 
 @dataclass(frozen=True)
@@ -94,9 +103,9 @@ VectorStep = Dense | LayerNorm | Normalize
 
 
 @dataclass(frozen=True)
-class TextOptions:
+class TokenizerOptions:
     """How a text is tokenized: its largest number of tokens (None: what the tokenizer and the model allow), whether it is
-    lowercased, and the prompt that goes before it."""
+    lowercased, and the prompt before it."""
 
     max_tokens: int | None = None
     lowercases: bool = False
@@ -109,7 +118,7 @@ class EmbedderFiles:
 
     pooling: Pooling = Pooling()
     steps: tuple[VectorStep, ...] = ()
-    text: TextOptions = TextOptions()
+    text: TokenizerOptions = TokenizerOptions()
     dimensions: int | None = None
     is_default: bool = False
 
@@ -119,36 +128,94 @@ class RerankerFiles:
     """How an encoder scores a pair of texts: a function of `torch.nn` over its one logit."""
 
     activation: str = "Sigmoid"
-    text: TextOptions = TextOptions()
+    text: TokenizerOptions = TokenizerOptions()
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The fields of one JSON file. Reading a field of a wrong type raises UnsupportedModel with the file and the value."""
+
+    file: Path
+    fields: Mapping[str, Any]
+
+    def get(self, field: str) -> Any:
+        return self.fields.get(field)
+
+    def read_size(self, field: str) -> int:
+        value = self.get(field)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UnsupportedModel(f"{self.file} has the {field} {value!r}, and it must be a whole number of at least 1")
+        return value
+
+    def read_optional_size(self, field: str) -> int | None:
+        return None if self.get(field) is None else self.read_size(field)
+
+    def read_flag(self, field: str, default: bool) -> bool:
+        value = self.fields.get(field, default)
+        if not isinstance(value, bool):
+            raise UnsupportedModel(f"{self.file} has the {field} {value!r}, and it must be true or false")
+        return value
+
+
+def _read_options(file: Path) -> _Options:
+    return _Options(file, read_json(file))
+
+
+def _read_model_options(files: ModelFiles) -> _Options:
+    """The options for the whole model; none if the file is missing."""
+    file = files.folder / MODEL_FILE
+    return _Options(file, read_json(file) if file.is_file() else {})
+
+
+def find_kind(files: ModelFiles) -> ModelKind:
+    """The purpose of a model, by its files. Raises UnsupportedModel if they are damaged or name a kind that cannot run."""
+    if files.is_gguf:
+        return ModelKind.GENERATOR  # other GGUF files are refused before they have a folder
+    if (files.folder / MODULES_FILE).is_file():
+        options = _read_model_options(files)
+        saved = options.fields.get("model_type", "SentenceTransformer")
+        if saved not in _SAVED_KINDS:
+            raise UnsupportedModel(
+                f"{options.file} has the model_type {saved!r}, and the kinds that run are {', '.join(_SAVED_KINDS)}"
+            )
+        return _SAVED_KINDS[saved]
+    architecture = str((files.config.get("architectures") or [""])[0])
+    if architecture.endswith("ForSequenceClassification"):
+        return ModelKind.RERANKER
+    if architecture.endswith(_CAUSAL_ENDS):
+        return ModelKind.GENERATOR
+    is_encoder = architecture.endswith(("ForMaskedLM", "EncoderModel"))
+    if is_encoder or _ENCODER_TYPES.fullmatch(str(files.config.get("model_type"))):
+        return ModelKind.EMBEDDER
+    return ModelKind.GENERATOR
 
 
 def read_embedder(files: ModelFiles) -> EmbedderFiles:
-    """What the folder says about its vectors. Raises UnsupportedModel."""
-    modules = read_modules(files)
+    """Read how the folder's model makes vectors. Raises UnsupportedModel."""
+    modules = _read_modules(files)
     text = _read_text(files, "feature-extraction", "last_hidden_state")
     if not modules:
         return EmbedderFiles(text=text, is_default=True)
-    first, *others = modules
-    pools, steps = others[:1], others[1:]
-    if first.kind != "Transformer" or not pools or pools[0].kind != "Pooling":
-        kinds = ", ".join(each.kind for each in modules)
+    kinds = [each.kind for each in modules]
+    if kinds[:2] != ["Transformer", "Pooling"]:
         raise UnsupportedModel(
-            f"{files.folder / MODULES_FILE} has the modules {kinds}, and must begin with Transformer, Pooling"
+            f"{files.folder / MODULES_FILE} has the modules {', '.join(kinds)}, and must begin with Transformer, Pooling"
         )
     return EmbedderFiles(
-        _read_pooling(pools[0].folder / "config.json"),
-        tuple(_read_step(step, files) for step in steps if step.kind not in _WITHOUT_EFFECT),
+        _read_pooling(_read_options(modules[1].folder / CONFIG_FILE)),
+        tuple(_read_step(step, files) for step in modules[2:] if step.kind not in _WITHOUT_EFFECT),
         text,
-        _read_dimensions(files),
+        _read_model_options(files).read_optional_size("truncate_dim"),
     )
 
 
 def read_reranker(files: ModelFiles) -> RerankerFiles:
-    """What the folder says about its scores. Raises UnsupportedModel."""
-    modules = read_modules(files)
-    if [each.kind for each in modules] not in ([], ["Transformer"]):
-        kinds = ", ".join(each.kind for each in modules)
-        raise UnsupportedModel(f"{files.folder / MODULES_FILE} has the modules {kinds}; rerankers of Transformer alone run")
+    """Read how the folder's model makes scores. Raises UnsupportedModel."""
+    kinds = [each.kind for each in _read_modules(files)]
+    if kinds not in ([], ["Transformer"]):
+        raise UnsupportedModel(
+            f"{files.folder / MODULES_FILE} has the modules {', '.join(kinds)}; rerankers of Transformer alone run"
+        )
     text = _read_text(files, "sequence-classification", "logits")
     if text.prompt:
         raise UnsupportedModel(f"{files.folder / MODEL_FILE} has the prompt {text.prompt!r}; rerankers with none run")
@@ -156,15 +223,15 @@ def read_reranker(files: ModelFiles) -> RerankerFiles:
 
 
 @dataclass(frozen=True)
-class Module:
+class _Module:
     """An entry of `modules.json`: the name of its class, and its folder."""
 
     kind: str
     folder: Path
 
 
-def read_modules(files: ModelFiles) -> list[Module]:
-    """The steps that `modules.json` lists; none if there is no such file. Raises UnsupportedModel."""
+def _read_modules(files: ModelFiles) -> list[_Module]:
+    """The steps that `modules.json` lists; none without such a file. Raises UnsupportedModel."""
     file = files.folder / MODULES_FILE
     if not file.is_file():
         return []
@@ -177,7 +244,7 @@ def read_modules(files: ModelFiles) -> list[Module]:
     return [_read_module(file, each) for each in found]
 
 
-def _read_module(file: Path, entry: Any) -> Module:
+def _read_module(file: Path, entry: Any) -> _Module:
     fields = entry if isinstance(entry, dict) else {}
     kind, path = fields.get("type"), fields.get("path")
     if not isinstance(kind, str) or not isinstance(path, str):
@@ -188,41 +255,42 @@ def _read_module(file: Path, entry: Any) -> Module:
     folder = (file.parent / path).resolve()
     if not folder.is_relative_to(file.parent.resolve()) or (name == "Transformer" and path not in ("", ".")):
         raise UnsupportedModel(f"{file} has the path {path!r} for {name}, which cannot be followed")
-    return Module(name, folder)
+    return _Module(name, folder)
 
 
-def _read_pooling(file: Path) -> Pooling:
-    config = read_json(file)
-    found = config.get("pooling_mode")
+def _read_pooling(options: _Options) -> Pooling:
+    found = options.get("pooling_mode")
     if found is None:
-        found = [mode for field, mode in _OLD_POOLING.items() if config.get(field)] or ["mean"]
+        found = [mode for mode, flag in _POOLING_FLAGS.items() if options.get(flag)] or ["mean"]
     modes = [found] if isinstance(found, str) else found
-    if not isinstance(modes, list) or not modes or any(mode not in POOLING_MODES for mode in modes):
-        raise UnsupportedModel(f"{file} has the pooling_mode {found!r}, and the modes are {', '.join(POOLING_MODES)}")
-    return Pooling(tuple(modes), _read_flag(file, config, "include_prompt", True))
+    if not isinstance(modes, list) or not modes or any(mode not in _POOLING_FLAGS for mode in modes):
+        raise UnsupportedModel(
+            f"{options.file} has the pooling_mode {found!r}, and the modes are {', '.join(_POOLING_FLAGS)}"
+        )
+    return Pooling(tuple(modes), options.read_flag("include_prompt", True))
 
 
-def _read_step(module: Module, files: ModelFiles) -> VectorStep:
-    file = module.folder / "config.json"
+def _read_step(module: _Module, files: ModelFiles) -> VectorStep:
     if module.kind not in ("Dense", "LayerNorm", "Normalize"):
         raise UnsupportedModel(f"{files.folder / MODULES_FILE} has the module {module.kind}, which cannot be computed")
-    config = read_json(file) if module.kind != "Normalize" or file.is_file() else {}
+    file = module.folder / CONFIG_FILE
+    options = _read_options(file) if module.kind != "Normalize" or file.is_file() else _Options(file, {})
     for field in ("module_input_name", "module_output_name"):
-        if config.get(field) not in (None, _VECTOR):
-            raise UnsupportedModel(f"{file} has the {field} {config[field]!r}, and only {_VECTOR!r} can be computed")
+        if options.get(field) not in (None, _VECTOR):
+            raise UnsupportedModel(f"{file} has the {field} {options.get(field)!r}, and only {_VECTOR!r} can be computed")
     if module.kind == "Normalize":
         return Normalize()
     _require_step_weights(module.folder)
     if module.kind == "LayerNorm":
-        return LayerNorm(module.folder, _read_size(file, config, "dimension"))
-    if config.get("use_residual"):
-        raise UnsupportedModel(f"{file} has the use_residual {config['use_residual']!r}, which cannot be computed")
+        return LayerNorm(module.folder, options.read_size("dimension"))
+    if options.get("use_residual"):
+        raise UnsupportedModel(f"{file} has the use_residual {options.get('use_residual')!r}, which cannot be computed")
     return Dense(
         module.folder,
-        _read_size(file, config, "in_features"),
-        _read_size(file, config, "out_features"),
-        _read_flag(file, config, "bias", True),
-        _read_activation(file, config.get("activation_function", "torch.nn.modules.activation.Tanh")),
+        options.read_size("in_features"),
+        options.read_size("out_features"),
+        options.read_flag("bias", True),
+        _read_activation(file, options.fields.get("activation_function", "torch.nn.modules.activation.Tanh")),
     )
 
 
@@ -237,84 +305,55 @@ def _require_step_weights(folder: Path) -> None:
 def _read_activation(file: Path, name: Any) -> str:
     """The name of a class of `torch.nn`, from its full path."""
     package, _, plain = str(name).rpartition(".")
-    if not (package == "torch.nn" or package.startswith("torch.nn.modules")) or plain not in ACTIVATIONS:
-        raise UnsupportedModel(f"{file} has the activation {name!r}; those of torch.nn that run: {', '.join(ACTIVATIONS)}")
+    if not (package == "torch.nn" or package.startswith("torch.nn.modules")) or plain not in _ACTIVATIONS.split(", "):
+        raise UnsupportedModel(f"{file} has the activation {name!r}; those of torch.nn that run: {_ACTIVATIONS}")
     return plain
 
 
 def _read_score_activation(files: ModelFiles) -> str:
-    """The function over the score: what the files say, or else the one that sentence-transformers takes for one label."""
-    ours, config = _read_optional(files.folder / MODEL_FILE), files.config
+    """The function over the score: what the files say, or else the default of sentence-transformers for one label."""
+    own, config, config_file = _read_model_options(files), files.config, files.folder / CONFIG_FILE
     nested = config.get("sentence_transformers")
-    inner: Mapping[str, Any] = nested if isinstance(nested, dict) else {}
-    said = [
-        (files.folder / MODEL_FILE, ours.get("activation_fn")),
-        (files.folder / "config.json", inner.get("activation_fn")),
-        (files.folder / "config.json", config.get("sbert_ce_default_activation_function")),
-    ]
-    return next((_read_activation(file, name) for file, name in said if name is not None), "Sigmoid")
-
-
-def _read_text(files: ModelFiles, task: str, output: str) -> TextOptions:
-    file = next((files.folder / name for name in _TEXT_FILES if (files.folder / name).is_file()), None)
-    config = read_json(file) if file else {}
-    if file:
-        _require_plain(file, config, task, output)
-        lowercases = _read_flag(file, config, "do_lower_case", False)
-        has_limit = config.get("max_seq_length") is not None
-        max_tokens = _read_size(file, config, "max_seq_length") if has_limit else None
-        return TextOptions(max_tokens, lowercases, _read_prompt(files))
-    return TextOptions(prompt=_read_prompt(files))
-
-
-def _require_plain(file: Path, config: Mapping[str, Any], task: str, output: str) -> None:
-    """Raise UnsupportedModel if newer fields ask for another task, another output, or options for the tokenizer."""
-    modalities = config.get("modality_config")
-    text = modalities.get("text", {}) if isinstance(modalities, dict) else {"method_output_name": output}
-    said = text.get("method_output_name") if isinstance(text, dict) else text
-    wanted: Sequence[tuple[str, Any, Any]] = (
-        ("transformer_task", config.get("transformer_task") or task, task),
-        ("modality_config for text", [said] if isinstance(said, str) else said, [output]),
-        ("processing_kwargs", config.get("processing_kwargs") or {}, {}),
+    candidates = (
+        (own.file, own.get("activation_fn")),
+        (config_file, nested.get("activation_fn") if isinstance(nested, dict) else None),
+        (config_file, config.get("sbert_ce_default_activation_function")),
     )
-    for name, found, must in wanted:
-        if found != must:
-            raise UnsupportedModel(f"{file} has the {name} {found!r}, and only {must!r} can be computed")
+    return next((_read_activation(file, name) for file, name in candidates if name is not None), "Sigmoid")
+
+
+def _read_text(files: ModelFiles, task: str, output: str) -> TokenizerOptions:
+    file = next((files.folder / name for name in _TEXT_FILES if (files.folder / name).is_file()), None)
+    if file is None:
+        return TokenizerOptions(prompt=_read_prompt(files))
+    options = _read_options(file)
+    _require_plain(options, task, output)
+    lowercases = options.read_flag("do_lower_case", False)
+    return TokenizerOptions(options.read_optional_size("max_seq_length"), lowercases, _read_prompt(files))
+
+
+def _require_plain(options: _Options, task: str, output: str) -> None:
+    """Raise UnsupportedModel if newer fields ask for another task, another output, or options for the tokenizer."""
+    modalities = options.get("modality_config")
+    text = modalities.get("text", {}) if isinstance(modalities, dict) else {"method_output_name": output}
+    name_of_output = text.get("method_output_name") if isinstance(text, dict) else text
+    fields: tuple[tuple[str, Any, Any], ...] = (
+        ("transformer_task", options.get("transformer_task") or task, task),
+        ("modality_config for text", [name_of_output] if isinstance(name_of_output, str) else name_of_output, [output]),
+        ("processing_kwargs", options.get("processing_kwargs") or {}, {}),
+    )
+    for name, found, expected in fields:
+        if found != expected:
+            raise UnsupportedModel(f"{options.file} has the {name} {found!r}, and only {expected!r} can be computed")
 
 
 def _read_prompt(files: ModelFiles) -> str:
-    """The prompt that sentence-transformers puts before a text if none is asked for."""
-    file = files.folder / MODEL_FILE
-    config = _read_optional(file)
-    name = config.get("default_prompt_name")
+    """The prompt that sentence-transformers puts before a text if the caller names none."""
+    options = _read_model_options(files)
+    name, prompts = options.get("default_prompt_name"), options.get("prompts")
     if name is None:
         return ""
-    prompts = config.get("prompts")
     found = prompts.get(name) if isinstance(prompts, dict) else None
     if not isinstance(found, str):
-        raise UnsupportedModel(f"{file} has the default_prompt_name {name!r}, and no prompt of that name")
+        raise UnsupportedModel(f"{options.file} has the default_prompt_name {name!r}, and no prompt of that name")
     return found
-
-
-def _read_dimensions(files: ModelFiles) -> int | None:
-    file = files.folder / MODEL_FILE
-    config = _read_optional(file)
-    return None if config.get("truncate_dim") is None else _read_size(file, config, "truncate_dim")
-
-
-def _read_optional(file: Path) -> Mapping[str, Any]:
-    return read_json(file) if file.is_file() else {}
-
-
-def _read_size(file: Path, config: Mapping[str, Any], field: str) -> int:
-    value = config.get(field)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UnsupportedModel(f"{file} has the {field} {value!r}, and it must be a whole number of at least 1")
-    return value
-
-
-def _read_flag(file: Path, config: Mapping[str, Any], field: str, default: bool) -> bool:
-    value = config.get(field, default)
-    if not isinstance(value, bool):
-        raise UnsupportedModel(f"{file} has the {field} {value!r}, and it must be true or false")
-    return value

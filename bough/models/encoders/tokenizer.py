@@ -1,4 +1,4 @@
-"""Texts and pairs of texts to token ids, as an encoder was trained on them: with its special tokens, and cut to its length.
+"""Turns texts and pairs of texts into an encoder's token ids: with its special tokens, and cut to its length.
 
 A text that is too long loses tokens at its end (or at its beginning, if the tokenizer says so); special tokens stay. Of a
 pair, the longer text is cut first. Any thread may call it: nothing changes after loading.
@@ -7,31 +7,23 @@ pair, the longer text is cut first. Any thread may call it: nothing changes afte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import normalizers
 
 from bough.errors import PromptTooLong, RequestError, UnsupportedModel
-from bough.models.encoders.files import TextOptions
+from bough.models.encoders.files import TokenizerOptions
 from bough.models.files import ModelFiles
 from bough.models.tokenizer import Tokenizer, load_tokenizer
+from bough.types import EncoderInput
 
 _NO_LIMIT = 10**9  # transformers writes a much larger number where there is none
-
-
-@dataclass(frozen=True)
-class EncodedPair:
-    """The ids of two texts as one sequence, and for each id of which text it is; no `type_ids` if the model has none."""
-
-    ids: list[int]
-    type_ids: list[int]
 
 
 class EncoderTokenizer:
     """The tokenizer of an encoder of `context_tokens` at most, with the options of its files."""
 
-    def __init__(self, tokenizer: Tokenizer, options: TextOptions, context_tokens: int, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, options: TokenizerOptions, context_tokens: int, vocab_size: int) -> None:
         hf = tokenizer.hf
         self._backend: Any = hf.backend_tokenizer
         self._side = str(hf.truncation_side)
@@ -39,8 +31,9 @@ class EncoderTokenizer:
         self._special_ids = tokenizer.special_ids
         self._vocab_size = vocab_size
         self._prompt = options.prompt
-        if options.lowercases:
-            _lowercase(self._backend)
+        if options.lowercases:  # before everything else; special tokens in the text stay as they are
+            own = [] if self._backend.normalizer is None else [self._backend.normalizer]
+            self._backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
         limit = options.max_tokens or hf.model_max_length
         self.max_tokens: int = min(context_tokens, limit if limit < _NO_LIMIT else context_tokens)
         self._prompt_ids = self._find_prompt_ids()
@@ -53,7 +46,7 @@ class EncoderTokenizer:
         return ids[:-1] if ids and ids[-1] in self._special_ids else ids
 
     def encode(self, text: str, *, truncate: bool) -> list[int]:
-        """The ids of a text behind the model's own prompt. One that is too long is cut, or else raises PromptTooLong."""
+        """The ids of a text behind the model's own prompt. Raises PromptTooLong unless it fits or `truncate` is set."""
         encoding = self._encode(self._prompt + text)
         num_special = self._backend.num_special_tokens_to_add(False)
         self._check_length(len(encoding.ids) + num_special, truncate)
@@ -63,16 +56,16 @@ class EncoderTokenizer:
             raise RequestError("the text has 0 tokens, and needs at least 1")
         return ids
 
-    def encode_pair(self, text: str, other: str, *, truncate: bool) -> EncodedPair:
-        """The ids of two texts. If they are too long together they are cut, or else raise PromptTooLong."""
+    def encode_pair(self, text: str, other: str, *, truncate: bool) -> EncoderInput:
+        """The ids of two texts in one sequence. Raises PromptTooLong unless they fit or `truncate` is set."""
         first, second = self._encode(text), self._encode(other)
         num_special = self._backend.num_special_tokens_to_add(True)
         self._check_length(len(first.ids) + len(second.ids) + num_special, truncate)
-        lengths = _share(len(first.ids), len(second.ids), max(0, self.max_tokens - num_special))
+        lengths = _split_limit(len(first.ids), len(second.ids), max(0, self.max_tokens - num_special))
         for encoding, length in zip((first, second), lengths, strict=True):
             encoding.truncate(length, direction=self._side)
         both = self._backend.post_process(first, second)
-        return EncodedPair(list(both.ids), list(both.type_ids) if self._has_types else [])
+        return EncoderInput(list(both.ids), list(both.type_ids) if self._has_types else ())
 
     def check_ids(self, ids: Sequence[int], *, truncate: bool) -> list[int]:
         """The same ids, cut as `encode` does: a special token at the end stays. Raises RequestError for unknown ones."""
@@ -106,7 +99,7 @@ class EncoderTokenizer:
 
 
 def load_encoder_tokenizer(
-    files: ModelFiles, options: TextOptions, context_tokens: int, vocab_size: int, trust_remote_code: bool
+    files: ModelFiles, options: TokenizerOptions, context_tokens: int, vocab_size: int, trust_remote_code: bool
 ) -> EncoderTokenizer:
     """The tokenizer of an encoder. Raises UnsupportedModel if there is none, or if it cannot be read."""
     if not files.has_tokenizer:
@@ -114,14 +107,8 @@ def load_encoder_tokenizer(
     return EncoderTokenizer(load_tokenizer(files, trust_remote_code), options, context_tokens, vocab_size)
 
 
-def _lowercase(backend: Any) -> None:
-    """Let the tokenizer lowercase a text before everything else. Special tokens in it stay as they are."""
-    own = [] if backend.normalizer is None else [backend.normalizer]
-    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *own])
-
-
-def _share(length: int, other: int, most: int) -> tuple[int, int]:
-    """The lengths of two texts that have `most` tokens together: the longer one is cut, or both to a half."""
+def _split_limit(length: int, other: int, most: int) -> tuple[int, int]:
+    """The lengths of two texts cut to `most` tokens together: the longer one is cut, or both to a half."""
     if length + other <= most:
         return length, other
     short = min(length, other, most // 2)

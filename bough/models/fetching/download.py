@@ -1,6 +1,6 @@
 """Downloads one URL to one file. A broken download is resumed, and the file appears only when its SHA-256 is right.
 
-Bytes that have arrived are in a `.part` file beside the target, and a later call continues from it. Always true:
+Received bytes are in a `.part` file beside the target, from which a later call continues. Always true:
 - the target is either absent or complete: it appears by a rename, after its hash was checked and its bytes were synced;
 - bytes with a wrong hash are deleted, never kept for another try.
 """
@@ -30,10 +30,7 @@ def make_client(timeout_s: float = _TIMEOUT_S) -> httpx.Client:
 
 @dataclass(frozen=True)
 class Download:
-    """What to fetch, where to, and how often to try.
-
-    A dropped connection is resumed where it broke, up to `num_attempts` attempts in all, with a growing pause.
-    """
+    """A URL, its target and its hash. A dropped connection is resumed, with growing pauses, up to `num_attempts` in all."""
 
     url: str
     target: Path
@@ -51,34 +48,35 @@ class Download:
 
 
 def download(wanted: Download, client: httpx.Client, progress: Progress | None = None) -> Path:
-    """Fetch the file and return its path. Nothing is fetched if the target is there and has the right hash.
+    """Fetch the file and return its path. A target with the right hash is not fetched again.
 
     Raises DownloadError when there is no network, the server refuses, the connection drops too often or the hash is wrong.
     """
+    progress = progress or SilentProgress()
     if wanted.target.exists():
         if hash_file(wanted.target) == wanted.sha256:
             return wanted.target
         wanted.target.unlink()
     was_resumed = wanted.part_bytes > 0
-    _fetch(wanted, client, progress or SilentProgress())
+    _fetch(wanted, client, progress)
     if was_resumed and hash_file(wanted.part) != wanted.sha256:
         wanted.part.unlink()  # the old part was of another file, or damaged: start again
-        _fetch(wanted, client, progress or SilentProgress())
-    _put_in_place(wanted)
-    return wanted.target
-
-
-def _put_in_place(wanted: Download) -> None:
-    found = hash_file(wanted.part)
-    if found != wanted.sha256:
-        num_bytes = wanted.part_bytes
-        wanted.part.unlink()
-        raise DownloadError(
-            f"{wanted.url} arrived damaged: the SHA-256 of its {num_bytes:,} bytes is {found}, "
-            f"and should be {wanted.sha256}; the file was deleted"
-        )
+        _fetch(wanted, client, progress)
+    require_hash(wanted.part, wanted.sha256, wanted.url)
     sync_file(wanted.part)
-    wanted.part.replace(wanted.target)
+    return wanted.part.replace(wanted.target)
+
+
+def require_hash(file: Path, sha256: str, name: str) -> None:
+    """Delete a file with another hash, and raise DownloadError with its `name`. Raises OSError."""
+    found = hash_file(file)
+    if found != sha256:
+        num_bytes = file.stat().st_size
+        file.unlink()
+        raise DownloadError(
+            f"{name} arrived damaged: the SHA-256 of its {num_bytes:,} bytes is {found}, "
+            f"and should be {sha256}; the file was deleted"
+        )
 
 
 def _fetch(wanted: Download, client: httpx.Client, progress: Progress) -> None:
@@ -92,7 +90,7 @@ def _fetch(wanted: Download, client: httpx.Client, progress: Progress) -> None:
                 raise DownloadError(f"{wanted.url} answered {error.response.status_code}") from error
             except (httpx.TransportError, _Restart) as error:
                 if attempt == wanted.num_attempts or (attempt == 1 and isinstance(error, httpx.ConnectError)):
-                    raise _give_up(wanted, attempt, error) from error
+                    raise _describe_failure(wanted, attempt, error) from error
                 wanted.pause(0.0 if isinstance(error, _Restart) else 0.25 * 2**attempt)
             except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
                 raise DownloadError(f"cannot fetch {wanted.url}: {error}") from error
@@ -100,7 +98,7 @@ def _fetch(wanted: Download, client: httpx.Client, progress: Progress) -> None:
         meter.finish()
 
 
-def _give_up(wanted: Download, attempt: int, error: Exception) -> DownloadError:
+def _describe_failure(wanted: Download, attempt: int, error: Exception) -> DownloadError:
     if isinstance(error, httpx.ConnectError):
         return DownloadError(f"cannot reach {httpx.URL(wanted.url).host}: {error}; is there a network?")
     return DownloadError(
@@ -110,7 +108,7 @@ def _give_up(wanted: Download, attempt: int, error: Exception) -> DownloadError:
 
 
 def _receive(wanted: Download, client: httpx.Client, meter: _Meter) -> None:
-    """Make one request, from the end of the part to the end of the file. Raises _Restart if the part had to be deleted."""
+    """Make one request, from the end of the part to the end of the file. Raises _Restart after deleting a bad part."""
     wanted.target.parent.mkdir(parents=True, exist_ok=True)
     have = wanted.part_bytes
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
@@ -118,12 +116,14 @@ def _receive(wanted: Download, client: httpx.Client, meter: _Meter) -> None:
         if answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
             if _total_bytes(answer) == have:
                 return  # nothing was missing
-            raise _discard(wanted, f"a part of {have:,} bytes does not fit the file")
+            wanted.part.unlink()
+            raise _Restart(f"a part of {have:,} bytes does not fit the file")
         answer.raise_for_status()
         if answer.status_code != httpx.codes.PARTIAL_CONTENT:
             have = 0  # the server sends everything
         elif not answer.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
-            raise _discard(wanted, f"the server sent another range than {have:,}-")
+            wanted.part.unlink(missing_ok=True)
+            raise _Restart(f"the server sent another range than {have:,}-")
         meter.begin(have, _total_bytes(answer))
         with wanted.part.open("r+b" if have else "wb") as stream:
             stream.seek(have)
@@ -132,16 +132,9 @@ def _receive(wanted: Download, client: httpx.Client, meter: _Meter) -> None:
                 meter.advance(len(block))
 
 
-def _discard(wanted: Download, reason: str) -> _Restart:
-    wanted.part.unlink(missing_ok=True)
-    return _Restart(reason)
-
-
 def _total_bytes(answer: httpx.Response) -> int | None:
     found = re.search(r"/(\d+)$", answer.headers.get("Content-Range", ""))
-    if found:
-        return int(found[1])
-    length = answer.headers.get("Content-Length")
+    length = found[1] if found else answer.headers.get("Content-Length")
     return int(length) if length else None
 
 

@@ -2,6 +2,9 @@
 
 A model with its own code (`trust_remote_code`) works as a local folder only: nothing here fetches its `*.py`. The library
 reads HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE. Its errors are translated here.
+
+A GGUF repository has one file for each quantization, with its name at the end: `Model-Q4_K_M.gguf`. A large one may be
+split into parts, `Model-Q8_0-00001-of-00003.gguf`, which are fetched together.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import huggingface_hub.utils
@@ -26,27 +29,27 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from bough.errors import DownloadError, ModelNotFound
-from bough.models.files import hash_file, one_line, translate_os_errors
+from bough.errors import DownloadError, ModelNotFound, UnsupportedModel
+from bough.models.fetching.download import require_hash
+from bough.models.files import one_line, translate_os_errors
+from bough.models.weights.gguf_header import part_names
 from bough.types import Progress
 
-WANTED_FILES = (
-    "*.safetensors",
-    "*.json",
-    "*.jinja",
-    "tokenizer.model",
-    "tiktoken.model",
-    "*.tiktoken",
-    "merges.txt",
-    "vocab.txt",
-)
+_WEIGHTS_AND_TEMPLATES = ("*.safetensors", "*.json", "*.jinja")
+_VOCABULARIES = ("tokenizer.model", "tiktoken.model", "*.tiktoken", "merges.txt", "vocab.txt")
 _MODULE_FILE = re.compile(r"\d+_\w+/(config\.json|model\.safetensors)")  # of a step of sentence-transformers
 _UNWANTED_FILES = ("*/*", "consolidated*.safetensors", "adapter_*")
+
+_USUAL = ("Q4_K_M", "Q4_0", "Q8_0", "Q5_K_M", "Q6_K", "Q4_K_S", "Q5_K_S", "Q5_0", "Q4_1", "Q5_1", "Q3_K_M")
+_AFTER_USUAL = ("F16", "BF16", "F32")
+_PART = re.compile(r"-\d{5}-of-(\d{5})$")
+_QUANTIZATION = re.compile(r"(?:^|[-._])((?:UD-)?(?:I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|F16|FP16|F32))$", re.IGNORECASE)
+_NO_MODELS = ("mmproj", "imatrix")  # but files beside them
 
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of a repository. `sha256` is empty for small files, of which the hub does not tell it."""
+    """A file of a repository. `sha256` is empty for small files, for which the hub has none."""
 
     name: str
     size_bytes: int
@@ -74,12 +77,12 @@ class HubModel:
 
     @property
     def wanted_files(self) -> tuple[HubFile, ...]:
-        """The files of a model with safetensors. The steps of an encoder have folders of their own."""
+        """The files of a model with safetensors, with the folders of an encoder's steps."""
         return tuple(file for file in self.files if _is_wanted(file.name))
 
 
 def look_up(model_id: str) -> HubModel:
-    """Ask the hub about a repository. Raises ModelNotFound if it is not there, or DownloadError."""
+    """Ask the hub about a repository. Raises ModelNotFound if it does not exist, or DownloadError."""
     with _translated(model_id):
         found = HfApi().model_info(model_id, files_metadata=True)
     files = (HubFile(file.rfilename, file.size or 0, file.lfs.sha256 if file.lfs else "") for file in found.siblings or [])
@@ -94,47 +97,88 @@ def look_up(model_id: str) -> HubModel:
     )
 
 
-def require_safetensors(model: HubModel) -> None:
-    """Raise ModelNotFound if the repository has no weights that can be read."""
-    if not model.has_safetensors:
-        raise ModelNotFound(
-            f"{model.model_id} has no safetensors weights among its {len(model.files)} files; pickles are never loaded"
+def choose_files(repository: str, files: Iterable[str], tag: str = "") -> list[str]:
+    """The file whose quantization or whose own name is `tag`; without a tag, the one with the usual quantization.
+
+    Several files if it is split, in order. Raises ModelNotFound, which lists the quantizations of the repository, or
+    UnsupportedModel if a part is missing.
+    """
+    models = [file for file in files if file.endswith(".gguf") and not _stem(file).lower().startswith(_NO_MODELS)]
+    if not models:
+        raise ModelNotFound(f"{repository} has no GGUF file")
+    known = {file: quantization_of(file) for file in sorted(models, key=_is_part)}
+    if not tag:
+        return _find_all_parts(repository, _choose_usual(known), models)
+    for file, quantization in known.items():
+        if tag.lower() in (quantization.lower(), PurePosixPath(file).name.lower()):
+            return _find_all_parts(repository, file, models)
+    listed = ", ".join(sorted(set(known.values()) - {""}))
+    found = f"there are {listed}" if listed else "none of its files has one in its name"
+    raise ModelNotFound(f"{repository} has no file with the quantization {tag}; {found}")
+
+
+def quantization_of(file: str) -> str:
+    """The quantization in a file's name, in capitals; empty if it has none."""
+    found = _QUANTIZATION.search(_PART.sub("", _stem(file)))
+    return found[1].upper() if found else ""
+
+
+def _find_all_parts(repository: str, file: str, models: Iterable[str]) -> list[str]:
+    path = PurePosixPath(file)
+    names = [str(path.with_name(name)) for name in part_names(path.name)]
+    missing = sorted(set(names) - set(models))
+    if missing:
+        raise UnsupportedModel(
+            f"{repository} lacks {len(missing)} of the {len(names)} parts of {file}, such as {missing[0]}"
         )
+    return names
 
 
-def fetch(model: HubModel, folder: Path, progress: Progress, files: Sequence[HubFile] = ()) -> None:
-    """Fetch the model's files, or only `files`, into `folder`; continues from an earlier try for this commit.
+def _choose_usual(known: dict[str, str]) -> str:
+    """The file with the usual quantization, preferring one that is not split."""
+    others = sorted(set(known.values()) - {*_USUAL, *_AFTER_USUAL})
+    order = (*_USUAL, *others, *_AFTER_USUAL)
+    return min(known, key=lambda file: (_is_part(file), order.index(known[file]), file))
+
+
+def _is_part(file: str) -> bool:
+    return bool(_PART.search(_stem(file)))
+
+
+def _stem(file: str) -> str:
+    return PurePosixPath(file).stem
+
+
+def fetch(model: HubModel, folder: Path, progress: Progress, files: Sequence[HubFile]) -> None:
+    """Fetch files of the model into `folder`, continuing an earlier try for this commit.
 
     Raises DownloadError if that fails, or if the hash of a file is wrong; such a file is deleted.
     """
-    wanted = files or model.wanted_files
-    total_bytes = sum(file.size_bytes for file in wanted)
+    total_bytes = sum(file.size_bytes for file in files)
     with _translated(model.model_id), _counting(model.model_id, total_bytes, progress) as counter:
         snapshot_download(
             model.model_id,
             revision=model.commit,
             local_dir=folder,
-            allow_patterns=[glob.escape(file.name) for file in wanted],
+            allow_patterns=[glob.escape(file.name) for file in files],
             tqdm_class=counter,
         )
     with translate_os_errors(folder):
-        for file in wanted:
+        for file in files:
             if file.sha256:
-                _verify(folder / file.name, file.sha256, model.model_id)
+                require_hash(folder / file.name, file.sha256, f"{file.name} of {model.model_id}")
     shutil.rmtree(folder / ".cache", ignore_errors=True)  # the library's records about the files
 
 
 def _is_wanted(name: str) -> bool:
-    is_own = _matches(name, WANTED_FILES) and not _matches(name, _UNWANTED_FILES)
-    return is_own or _MODULE_FILE.fullmatch(name) is not None
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatch(name, pattern) for pattern in patterns)
+    if _MODULE_FILE.fullmatch(name):
+        return True
+    is_wanted = any(fnmatch(name, each) for each in (*_WEIGHTS_AND_TEMPLATES, *_VOCABULARIES))
+    return is_wanted and not any(fnmatch(name, each) for each in _UNWANTED_FILES)
 
 
 def _license_of(found: Any) -> str:
-    """The licence as the model's card names it: its own name where the hub has no word for it."""
+    """The licence as the model's card names it, by its own name if the hub has none for it."""
     card = found.card_data.to_dict() if found.card_data else {}
     name = card.get("license")
     if name in (None, "other"):
@@ -142,21 +186,9 @@ def _license_of(found: Any) -> str:
     return str(name[0] if isinstance(name, list) and name else name or "")
 
 
-def _verify(file: Path, sha256: str, model_id: str) -> None:
-    found = hash_file(file)
-    if found != sha256:
-        num_bytes = file.stat().st_size
-        file.unlink()
-        raise DownloadError(
-            f"{file.name} of {model_id} arrived damaged: the SHA-256 of its {num_bytes:,} bytes is {found}, "
-            f"and should be {sha256}; the file was deleted"
-        )
-
-
 @contextmanager
 def _counting(label: str, total_bytes: int, progress: Progress) -> Iterator[Any]:
     """A progress bar class for the library that prints nothing and reports the bytes of all files."""
-
     library: Any = huggingface_hub.utils
 
     class Counter(library.tqdm):  # type: ignore[misc]
@@ -179,7 +211,7 @@ def _counting(label: str, total_bytes: int, progress: Progress) -> Iterator[Any]
 
 @contextmanager
 def _translated(model_id: str) -> Iterator[None]:
-    """Turn every error of the library into one of ours."""
+    """Turn every error of the library into one of Bough's."""
     try:
         yield
     except GatedRepoError as error:

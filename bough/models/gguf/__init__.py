@@ -1,1 +1,1 @@
-"""GGUF files: converted to Hugging Face folders, or used as they are."""
+"""GGUF files: the small folder beside a file, the rows of it that are weights of the model, or else a conversion."""

@@ -6,17 +6,17 @@ number allowed. Stop strings are bounded by `SamplingParams`, for the library to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from bough.errors import RequestError
-from bough.types import MAX_LOGIT_BIASES, MAX_STOP_CHARACTERS, MAX_STOPS
+from bough.sampling_params import MAX_LOGIT_BIASES, MAX_STOP_CHARACTERS, MAX_STOPS
 
 MAX_DEPTH = 64
-MAX_VALUES = 1_100_000  # of a body: a prompt of `MAX_IDS` ids, and what stands beside it
+MAX_VALUES = 1_100_000  # of a body: a prompt of `MAX_IDS` ids, and the other fields
 MAX_PARTS = 250_000  # of a body: lists, objects, fields and fractions, which take ten times as long to read as other values
 MAX_DIGITS = 100  # of a number: reading takes the square of them
 
@@ -50,16 +50,16 @@ MAX_DURATION_CHARACTERS = 64
 _SHOWN_CHARACTERS = 80
 
 
-@dataclass(frozen=True)
-class Size:
-    """How much a JSON value holds: entries of lists and objects, and characters of texts and names of fields."""
-
-    num_values: int
-    num_characters: int
+def _excess(count: int, noun: str, limit: float) -> str:
+    """How a count exceeds its limit, as errors say it; "" if it does not."""
+    return f"has {count:,} {noun}, and may have {limit:,}" if count > limit else ""
 
 
-def measure(value: Any) -> Size:
-    """The size of a JSON value. Costs its number of values."""
+def describe_excess(value: Any, max_values: int, max_characters: float = math.inf) -> str:
+    """How a JSON value exceeds these limits; "" if it does not. Costs its number of values.
+
+    Values are the entries of its lists and objects. Characters are those of its texts and names of fields.
+    """
     num_values = num_characters = 0
     left = [value]
     while left:
@@ -73,17 +73,7 @@ def measure(value: Any) -> Size:
         elif isinstance(each, list):
             num_values += len(each)
             left.extend(each)
-    return Size(num_values, num_characters)
-
-
-def describe_excess(value: Any, max_values: int, max_characters: int | None = None) -> str:
-    """In which way a JSON value is too large; an empty text if it is not."""
-    size = measure(value)
-    if size.num_values > max_values:
-        return f"has {size.num_values:,} values, and may have {max_values:,}"
-    if max_characters is not None and size.num_characters > max_characters:
-        return f"has {size.num_characters:,} characters, and may have {max_characters:,}"
-    return ""
+    return _excess(num_values, "values", max_values) or _excess(num_characters, "characters", max_characters)
 
 
 def check_schema(schema: Any, place: str) -> None:
@@ -100,48 +90,43 @@ def check_tools_size(tools: Sequence[Any]) -> None:
 
 
 def check_length(values: Sequence[Any], place: str, limit: int) -> None:
-    """Raise RequestError for a list with too many entries."""
-    if len(values) > limit:
-        raise RequestError(f"{place} has {len(values):,} entries, and may have {limit:,}")
+    if excess := _excess(len(values), "entries", limit):
+        raise RequestError(f"{place} {excess}")
 
 
 def check_text(text: str, place: str, limit: int) -> None:
-    """Raise RequestError for a text that is too long."""
-    if len(text) > limit:
-        raise RequestError(f"{place} has {len(text):,} characters, and may have {limit:,}")
+    if excess := _excess(len(text), "characters", limit):
+        raise RequestError(f"{place} {excess}")
+
+
+def _refuse(find_excess: Callable[[Any], str]) -> Callable[[Any], Any]:
+    """A validator for pydantic that refuses values in which `find_excess` finds something."""
+
+    def check(value: Any) -> Any:
+        if excess := find_excess(value):
+            raise ValueError(f"it {excess}")
+        return value
+
+    return check
 
 
 def at_most(limit: int) -> BeforeValidator:
     """Refuses a list or an object with more entries than this before any of them is validated."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, list | dict) and len(value) > limit:
-            raise ValueError(f"it has {len(value):,} entries, and may have {limit:,}")
-        return value
-
-    return BeforeValidator(check)
+    return BeforeValidator(
+        _refuse(lambda value: _excess(len(value), "entries", limit) if isinstance(value, list | dict) else "")
+    )
 
 
 def no_longer_than(limit: int) -> BeforeValidator:
     """Refuses a text with more characters than this."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, str) and len(value) > limit:
-            raise ValueError(f"it has {len(value):,} characters, and may have {limit:,}")
-        return value
-
-    return BeforeValidator(check)
+    return BeforeValidator(
+        _refuse(lambda value: _excess(len(value), "characters", limit) if isinstance(value, str) else "")
+    )
 
 
-def no_larger_than(max_values: int, max_characters: int | None = None) -> AfterValidator:
+def no_larger_than(max_values: int, max_characters: float = math.inf) -> AfterValidator:
     """Refuses a JSON value that holds more than this."""
-
-    def check(value: Any) -> Any:
-        if excess := describe_excess(value, max_values, max_characters):
-            raise ValueError(f"it {excess}")
-        return value
-
-    return AfterValidator(check)
+    return AfterValidator(_refuse(lambda value: describe_excess(value, max_values, max_characters)))
 
 
 FAIL_FAST: Any = Field(fail_fast=True)

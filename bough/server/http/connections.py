@@ -2,9 +2,7 @@
 
 A connection waits for its client until it has a whole request. Each open connection takes a file descriptor, and so does
 each page that the cache reads or saves. When there are too many connections, the one that has waited longest is closed, so
-that idle clients block neither new clients nor the cache.
-
-A client that reads nothing of its answer for `stall_s` is disconnected.
+that idle clients block neither new clients nor the cache. A client that reads nothing for `stall_s` is disconnected.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 from collections import OrderedDict
 from collections.abc import Callable
 from http import HTTPStatus
@@ -19,11 +18,6 @@ from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
-
-try:
-    import resource
-except ImportError:  # Windows does not have it
-    resource = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +33,8 @@ _OTHER_FILES = 512  # for pages, the index, weights and downloads
 class RequestReader(h11.Connection):
     """An h11 connection that refuses heads of more than `HEADER_BYTES`, and heads that give the length of a body twice.
 
-    H11 itself bounds only incomplete heads, and uvicorn hands it all bytes that have arrived. `refusal` says what was wrong
-    with the last request, if anything.
-
-    The pieces of a stream are written here, as h11 writes them but in half of the time: there is one for every token.
+    H11 itself bounds only incomplete heads, and uvicorn hands it all bytes that have arrived. `refusal` is the error of the
+    last request, if any. The pieces of a stream are written here in half of h11's time: there is one for every token.
     """
 
     def __init__(self) -> None:
@@ -59,21 +51,18 @@ class RequestReader(h11.Connection):
         return output
 
     def next_event(self) -> Any:
+        held_bytes = len(self.trailing_data[0]) if self.their_state is h11.IDLE else 0
         try:
-            return self._next_checked()
+            event = super().next_event()
+            if isinstance(event, h11.Request):
+                if held_bytes - len(self.trailing_data[0]) > HEADER_BYTES:
+                    raise h11.RemoteProtocolError("the head is too large", error_status_hint=431)
+                names = [name for name, _ in event.headers]
+                if b"content-length" in names and b"transfer-encoding" in names:
+                    raise h11.RemoteProtocolError("there are both Content-Length and Transfer-Encoding")
         except h11.RemoteProtocolError as error:
             self.refusal = error
             raise
-
-    def _next_checked(self) -> Any:
-        held_bytes = len(self.trailing_data[0]) if self.their_state is h11.IDLE else 0
-        event = super().next_event()
-        if isinstance(event, h11.Request):
-            if held_bytes - len(self.trailing_data[0]) > HEADER_BYTES:
-                raise h11.RemoteProtocolError("the head is too large", error_status_hint=431)
-            names = [name for name, _ in event.headers]
-            if b"content-length" in names and b"transfer-encoding" in names:
-                raise h11.RemoteProtocolError("there are both Content-Length and Transfer-Encoding")
         return event
 
 
@@ -96,16 +85,13 @@ class WaitingConnections:
     def make_room(self, num_open: int) -> None:
         """Close the connection that has waited longest if there are too many."""
         if num_open > self.max_connections and self._connections:
-            self._close_first()
+            self._connections.popitem(last=False)[0].transport.abort()
 
     def close_all(self) -> None:
         """Close every connection that waits: they have no request in progress."""
-        while self._connections:
-            self._close_first()
-
-    def _close_first(self) -> None:
-        connection, _ = self._connections.popitem(last=False)
-        connection.transport.abort()
+        for connection in list(self._connections):
+            connection.transport.abort()
+        self._connections.clear()
 
 
 class Timer:
@@ -162,34 +148,20 @@ class Connection(H11Protocol):
         self._all_waiting.update(self)
 
     def send_400_response(self, msg: str) -> None:
-        """Tell the client what is wrong with its request, unless it has an answer already, and disconnect soon.
-
-        The answer does not repeat the request.
-        """
+        """Answer a wrong request, unless its answer has begun, and disconnect soon. The answer does not repeat it."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.close()
             return
-        status, text = self._describe_refusal(msg)
+        status = HTTPStatus(self.conn.refusal.error_status_hint if self.conn.refusal else HTTPStatus.BAD_REQUEST)
+        if status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+            msg = f"The request's line and headers have more than {HEADER_BYTES:,} bytes, which they may have."
         headers = [("content-type", "text/plain; charset=utf-8"), ("connection", "close")]
         for event in (
             h11.Response(status_code=status, headers=headers, reason=status.phrase.encode()),
-            h11.Data(data=text.encode()),
+            h11.Data(data=msg.encode()),
             h11.EndOfMessage(),
         ):
             self.transport.write(self.conn.send(event) or b"")
-        self._linger()
-
-    def _describe_refusal(self, text: str) -> tuple[HTTPStatus, str]:
-        refusal = self.conn.refusal
-        if refusal is None:
-            return HTTPStatus.BAD_REQUEST, text
-        status = HTTPStatus(refusal.error_status_hint)
-        if status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
-            return status, f"The request's line and headers have more than {HEADER_BYTES:,} bytes, which they may have."
-        return status, text
-
-    def _linger(self) -> None:
-        """Send no more, and discard what arrives for a moment before closing."""
         self._is_refused = True
         self._head_timer.cancel()
         if self.transport.can_write_eof():
@@ -203,7 +175,6 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The client reads slower than it is sent to."""
         super().pause_writing()
         self._stall_timer.start(self.stall_s, self._disconnect)
 
@@ -212,7 +183,7 @@ class Connection(H11Protocol):
         self._stall_timer.cancel()
 
     def watch_end(self) -> None:
-        """Limit how long a connection that is being closed waits for its client to read the rest."""
+        """Limit how long a connection that is being closed waits for its client to read."""
         if self.transport.is_closing():
             self._stall_timer.start(self.stall_s, self._disconnect)
 
@@ -232,11 +203,9 @@ class Connection(H11Protocol):
 
 def allow_many_files() -> int:
     """Raise the limit of open files as far as the system allows; returns how many connections may take of them."""
-    if resource is None:
-        return _MAX_CONNECTIONS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with contextlib.suppress(OSError, ValueError):  # some systems say "no limit", and mean another one
+        with contextlib.suppress(OSError, ValueError):  # some systems report "no limit" although there is one
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
     return connections_within(_MAX_CONNECTIONS + _OTHER_FILES if soft == resource.RLIM_INFINITY else soft)

@@ -9,54 +9,34 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from bough.errors import (
-    AccessDenied,
-    BoughError,
-    DownloadError,
-    EngineError,
-    ModelNotFound,
-    NodeNotFound,
-    PromptTooLong,
-    RateLimited,
-    RequestCancelled,
-    RequestError,
-    SettingsError,
-    TooLarge,
-    Unavailable,
-    UnsupportedModel,
-)
+from bough import errors
 
 log = logging.getLogger(__name__)
 
-Api = Literal["ollama", "openai", "anthropic", "bough"]
+CLIENT_CLOSED_REQUEST = 499  # the status in the log of a request whose client disconnected, as in nginx's
 
-CLIENT_CLOSED_REQUEST = 499
-"""The status that the log shows for a request whose client disconnected, as nginx does."""
-
-_STATUSES: tuple[tuple[type[BoughError], int], ...] = (
-    (RequestCancelled, CLIENT_CLOSED_REQUEST),
-    (TooLarge, 413),
-    (NodeNotFound, 404),
-    (RequestError, 400),
-    (SettingsError, 400),
-    (ModelNotFound, 404),
-    (UnsupportedModel, 400),
-    (DownloadError, 502),
-    (RateLimited, 429),
-    (Unavailable, 503),
-    (EngineError, 500),
+_STATUSES: tuple[tuple[type[errors.BoughError], int, str | None], ...] = (  # with a code for programs
+    (errors.RequestCancelled, CLIENT_CLOSED_REQUEST, None),
+    (errors.TooLarge, 413, None),
+    (errors.NodeNotFound, 404, None),
+    (errors.PromptTooLong, 400, "context_length_exceeded"),
+    (errors.RequestError, 400, None),
+    (errors.SettingsError, 400, None),
+    (errors.ModelNotFound, 404, "model_not_found"),
+    (errors.UnsupportedModel, 400, None),
+    (errors.DownloadError, 502, None),
+    (errors.RateLimited, 429, None),
+    (errors.Unavailable, 503, None),
+    (errors.BoughError, 500, None),
 )
-
-
-MAX_TEXT_CHARACTERS = 2_000
-"""Longer texts are cut: they repeat something large that a client has sent."""
+MAX_TEXT_CHARACTERS = 2_000  # of an error; longer texts repeat something large that a client has sent
 
 
 @dataclass(frozen=True)
@@ -73,70 +53,40 @@ class HttpError:
             object.__setattr__(self, "text", self.text[: MAX_TEXT_CHARACTERS - 1] + "…")
 
 
-def _from_bough_error(error: BoughError) -> HttpError:
-    """The answer for one of our own errors."""
-    headers = {}
-    if isinstance(error, Unavailable):
-        headers["Retry-After"] = str(math.ceil(error.retry_after_s))
-    if isinstance(error, AccessDenied):
-        return HttpError(401 if error.needs_key else 403, str(error))
-    status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
-    return HttpError(status, str(error), _code_of(error), headers)
-
-
-def _code_of(error: BoughError) -> str | None:
-    if isinstance(error, PromptTooLong):
-        return "context_length_exceeded"
-    return "model_not_found" if isinstance(error, ModelNotFound) else None
-
-
 def to_http_error(error: Exception) -> HttpError:
     """The answer for any exception. One that is not ours is a bug, and is logged with its traceback."""
-    if isinstance(error, HTTPException) and isinstance(error.__cause__, BoughError):  # raised while the body was read
-        return _from_bough_error(error.__cause__)
-    if isinstance(error, BoughError):
-        return _from_bough_error(error)
+    if isinstance(error, HTTPException) and isinstance(error.__cause__, errors.BoughError):  # of a body
+        error = error.__cause__
+    if isinstance(error, errors.AccessDenied):
+        challenge = HttpError(401, str(error), "invalid_api_key", {"WWW-Authenticate": "Bearer"})
+        return challenge if error.needs_key else HttpError(403, str(error))
+    if isinstance(error, errors.BoughError):
+        status, code = next((status, code) for kind, status, code in _STATUSES if isinstance(error, kind))
+        headers = {"Retry-After": str(math.ceil(error.retry_after_s))} if isinstance(error, errors.Unavailable) else {}
+        return HttpError(status, str(error), code, headers)
     if isinstance(error, RequestValidationError):
-        return HttpError(400, describe(error))
+        return HttpError(400, _describe_fields(error))
     if isinstance(error, HTTPException):
-        return HttpError(error.status_code, str(error.detail))
+        return HttpError(error.status_code, str(error.detail), headers=dict(error.headers or {}))
     log.error("a request failed with an unexpected error", exc_info=error)
     return HttpError(500, f"{type(error).__name__}: {error}")
 
 
-def describe(error: RequestValidationError) -> str:
+def _describe_fields(error: RequestValidationError) -> str:
     """What is wrong with a body, field by field, without repeating it."""
     found = error.errors()
-    texts = [f"{_place(each['loc'])}: {each['msg']}" for each in found[:3]]
+    places = [".".join(str(part) for part in each["loc"] if part != "body") or "body" for each in found[:3]]
     more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
-    return "; ".join(texts) + more
+    return "; ".join(f"{place}: {each['msg']}" for place, each in zip(places, found, strict=False)) + more
 
 
-def _place(location: tuple[Any, ...]) -> str:
-    return ".".join(str(part) for part in location if part != "body") or "body"
-
-
-ErrorFormat = Callable[[HttpError], dict[str, Any]]
-"""Writes the body of an error in the format of one API."""
-
-ErrorFormatOf = Callable[[str], ErrorFormat]
-"""Finds the format that errors have for a path."""
+ErrorFormat = Callable[[HttpError], dict[str, Any]]  # writes the body of an error in the format of one API
+ErrorFormatOf = Callable[[str], ErrorFormat]  # the format of errors for a path
 
 
 def format_plain_error(http_error: HttpError) -> dict[str, Any]:
     """The body of an error in the Ollama API and in our own."""
     return {"error": http_error.text}
-
-
-def api_of(path: str) -> Api:
-    """The API that a path belongs to, whether or not a route has it."""
-    if path == "/v1/messages" or path.startswith("/v1/messages/"):
-        return "anthropic"
-    if path == "/v1" or path.startswith("/v1/") or path in ("/rerank", "/v2/rerank"):
-        return "openai"
-    if path == "/api/cache" or path.startswith("/api/cache/"):
-        return "bough"
-    return "ollama" if path == "/" or path == "/api" or path.startswith("/api/") else "bough"
 
 
 def error_response(http_error: HttpError, format_error: ErrorFormat) -> JSONResponse:

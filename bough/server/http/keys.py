@@ -5,6 +5,7 @@ The salt of a key is a keyed hash (HMAC) of it: the key cannot be found from the
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import hmac
 import logging
@@ -12,15 +13,14 @@ import os
 import secrets
 import stat
 import tempfile
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bough.errors import RequestError, SettingsError
+from bough.errors import SettingsError
 
 log = logging.getLogger(__name__)
 
-MAX_SALT_LENGTH = 256
 _SECRET_BYTES = 32
 
 
@@ -33,8 +33,8 @@ class Key:
     digest: bytes = field(repr=False)
 
 
-class Keys:
-    """The keys in a file, one per line: the key, and optionally a space and a name. `#` begins a comment.
+class ApiKeys:
+    """The keys in a file, one per line, with or without a space and a name behind it. `#` begins a comment.
 
     The file is read again when it has changed. While it cannot be read, no key is valid, and the log says so once.
     """
@@ -42,33 +42,31 @@ class Keys:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._seen: tuple[int, ...] = ()
-        self._keys: tuple[Key, ...] = ()
+        self._keys = tuple[Key, ...]()
         self._problem = ""
         try:
             self._refresh()
         except OSError as error:
             raise SettingsError(f"cannot read the keys in {file}: {error.strerror or error}") from error
-        _refuse_equal(file, self._keys)
+        names: dict[bytes, str] = {}
+        for key in self._keys:  # two clients with one key would share a tree without knowing it
+            if key.text in names:
+                raise SettingsError(f"{names[key.text]!r} and {key.name!r} are the same key in {file}: delete one of them")
+            names[key.text] = key.name
 
     def find(self, given: bytes) -> Key | None:
         """The key with this text, or None. A wrong key takes as long as a right one."""
+        problem = ""
         try:
             self._refresh()
-            self._problem = ""
         except (OSError, SettingsError) as error:
-            self._keys, self._seen = (), ()
-            self._tell(str(error))
-        digest = hashlib.sha256(given).digest()
-        found = None
-        for key in self._keys:
-            if hmac.compare_digest(key.digest, digest):
-                found = key
-        return found
-
-    def _tell(self, problem: str) -> None:
-        if problem != self._problem:
-            log.error("no key is valid: cannot read the keys in %s: %s", self._file, problem)
+            self._keys, self._seen, problem = (), (), str(error)
+            if problem != self._problem:
+                log.error("no key is valid: cannot read the keys in %s: %s", self._file, problem)
         self._problem = problem
+        digest = hashlib.sha256(given).digest()
+        found = [key for key in self._keys if hmac.compare_digest(key.digest, digest)]
+        return found[-1] if found else None
 
     def _refresh(self) -> None:
         """Read the file if it has changed. Raises OSError, or SettingsError if it is no file of keys."""
@@ -78,13 +76,15 @@ class Keys:
             return
         self._keys = _read_keys(self._file, self._file.read_bytes())
         self._seen = seen
-        if os.name == "posix" and stat.S_IMODE(status.st_mode) & 0o077:
+        if stat.S_IMODE(status.st_mode) & 0o077:
             log.warning("others can read the keys in %s: chmod 600 %s", self._file, self._file)
 
 
 def _read_keys(file: Path, content: bytes) -> tuple[Key, ...]:
     """The keys of a file's content. Raises SettingsError if it is not text or has no key."""
-    if not _is_text(content):
+    content = content.removeprefix(codecs.BOM_UTF8)
+    text = content.decode("utf-8", "surrogateescape")  # bytes that are no UTF-8 become characters that are not printable
+    if not all(each.isprintable() or each in "\t\r\n\f\v" for each in text):
         raise SettingsError(f"{file} is not a text file: write one key on each line")
     keys: list[Key] = []
     for line in content.splitlines():
@@ -97,28 +97,8 @@ def _read_keys(file: Path, content: bytes) -> tuple[Key, ...]:
     return tuple(keys)
 
 
-def _refuse_equal(file: Path, keys: Sequence[Key]) -> None:
-    """Raise SettingsError if one key is there twice: two clients would share a tree without knowing it."""
-    names: dict[bytes, str] = {}
-    for key in keys:
-        if key.text in names:
-            raise SettingsError(f"{names[key.text]!r} and {key.name!r} are the same key in {file}: delete one of them")
-        names[key.text] = key.name
-
-
-def _is_text(content: bytes) -> bool:
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return all(each.isprintable() or each in "\t\r\n\f\v\ufeff" for each in text)
-
-
 def read_secret(file: Path) -> bytes:
-    """The secret of this server, made at the first start. If several servers start at once, they share one.
-
-    Raises SettingsError if it can be neither read nor made.
-    """
+    """The secret of this server, made at the first start; servers that start at once share one. Raises SettingsError."""
     try:
         if not file.exists():
             _make_secret(file)
@@ -134,13 +114,11 @@ def _make_secret(file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=".server_secret.")  # readable by its owner alone
     try:
-        with os.fdopen(descriptor, "wb") as output:
+        with suppress(FileExistsError), os.fdopen(descriptor, "wb") as output:
             output.write(secrets.token_bytes(_SECRET_BYTES))
             output.flush()
             os.fsync(descriptor)
-        os.link(name, file)  # atomic, and never replaces the file of another server
-    except FileExistsError:
-        pass
+            os.link(name, file)  # atomic, and never replaces the file of another server
     finally:
         Path(name).unlink()
 
@@ -152,17 +130,4 @@ def derive_salt(secret: bytes, key: Key, refinement: str) -> str:
 
 
 def _sign(secret: bytes, message: bytes) -> str:
-    return hmac.new(secret, message, hashlib.sha256).hexdigest()
-
-
-def read_salt(given: bytes) -> str:
-    """The salt in a header. Raises RequestError if it is not printable text, or too long."""
-    try:
-        salt = given.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError("X-Bough-Salt is not UTF-8") from error
-    if len(salt) > MAX_SALT_LENGTH or not salt.isprintable():
-        raise RequestError(
-            f"X-Bough-Salt has {len(salt)} characters, and must have at most {MAX_SALT_LENGTH}, all printable"
-        )
-    return salt
+    return hmac.digest(secret, message, "sha256").hex()

@@ -18,10 +18,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import FrameType
 from typing import Protocol
 
 import uvicorn
@@ -33,7 +32,6 @@ from bough.server.http.connections import Connection, WaitingConnections, allow_
 
 log = logging.getLogger(__name__)
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _IDLE_CONNECTION_S = 75
 _GRACE_S = 5  # time for connections after `stop_s` before they are closed
 _BACKLOG = 128
@@ -42,8 +40,8 @@ _TICKS_BETWEEN_CHECKS = 100  # there are ten ticks a second
 _NUM_THREADS = 32  # reading a new model's weights, loading and unloading may hold some of them for minutes
 
 
-class Hosted(Protocol):
-    """What a server loads before it is ready, and ends when it stops."""
+class HostedService(Protocol):
+    """The service that a server loads before it is ready, and ends when it stops."""
 
     @property
     def settings(self) -> Settings: ...
@@ -53,10 +51,10 @@ class Hosted(Protocol):
         """Whether a model is still being loaded after `close`, which nothing can stop."""
 
     async def load(self, model: str) -> object:
-        """Have a model in memory."""
+        """Load a model."""
 
     def drain(self) -> None:
-        """End the streams that would go on for ever; answers go on. A second call does nothing."""
+        """End the streams that have no end; answers go on. A second call does nothing."""
 
     async def close(self) -> None:
         """Unload everything. A second call does nothing."""
@@ -71,19 +69,16 @@ def bind(host: str, port: int) -> socket.socket:
     family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
     bound = socket.socket(family, kind, protocol)
     try:
-        if os.name == "posix":  # an address that was used a moment ago is free; elsewhere this would take it from others
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # an address that was used a moment ago is free
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise SettingsError(_describe(error, host, port)) from error
+        text = f"cannot listen at {host}, port {port}: {error.strerror or error}"
+        if error.errno == errno.EADDRINUSE:
+            text = f"port {port} at {host} is in use: another server may run there"
+            text += "; choose another port by --port, or 0 for any"
+        raise SettingsError(text) from error
     return bound
-
-
-def _describe(error: OSError, host: str, port: int) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return f"port {port} at {host} is in use: another server may run there; choose another port by --port, or 0 for any"
-    return f"cannot listen at {host}, port {port}: {error.strerror or error}"
 
 
 def url_of(bound: socket.socket) -> str:
@@ -98,9 +93,9 @@ def is_loopback(bound: socket.socket) -> bool:
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server that listens while its last answers finish, so that new clients are told to try again."""
+    """A uvicorn server that listens while its last answers finish, so that new clients get the answer to try again."""
 
-    def __init__(self, app: FastAPI, settings: Settings, service: Hosted, max_connections: int) -> None:
+    def __init__(self, app: FastAPI, settings: Settings, service: HostedService, max_connections: int) -> None:
         self._waiting = WaitingConnections(max_connections)
         config = uvicorn.Config(
             app,
@@ -119,7 +114,7 @@ class HttpServer(uvicorn.Server):
         self._stop_s = settings.stop_after
         self._ends_at_s: float | None = None
         self._service = service
-        self._closing: asyncio.Task[None] | None = None
+        self._closing: list[asyncio.Task[None]] = []
 
     def stop(self) -> None:
         """Refuse new requests, and end when all answers have finished or `stop_s` is over. The second call ends at once."""
@@ -132,16 +127,18 @@ class HttpServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if self._ends_at_s is not None:
             self._service.drain()
-        if self._ends_at_s is not None and (not self.server_state.tasks or time.monotonic() >= self._ends_at_s):
-            self.should_exit = True
-            self._waiting.close_all()
-            if self.server_state.tasks and self._closing is None:  # closing the models ends them with an error
-                self._closing = asyncio.create_task(self._service.close())
+            if not self.server_state.tasks or time.monotonic() >= self._ends_at_s:
+                self.should_exit = True
+                self._waiting.close_all()
+                if self.server_state.tasks and not self._closing:  # closing the models ends them with an error
+                    self._closing.append(asyncio.create_task(self._service.close()))
         if counter % _TICKS_BETWEEN_CHECKS == 0:
-            for connection in self.server_state.connections:
-                if isinstance(connection, Connection):
-                    connection.watch_end()
+            for connection in self._connections():
+                connection.watch_end()
         return await super().on_tick(counter)
+
+    def _connections(self) -> list[Connection]:
+        return [each for each in self.server_state.connections if isinstance(each, Connection)]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn does, but disconnect clients after `_GRACE_S`: their requests then end instead of being cancelled."""
@@ -155,14 +152,44 @@ class HttpServer(uvicorn.Server):
             await asyncio.wait(set(self.server_state.tasks), timeout=_GRACE_S)
 
     def _disconnect_all(self) -> None:
-        for connection in list(self.server_state.connections):
-            if isinstance(connection, Connection):
-                connection.transport.abort()
+        for connection in self._connections():
+            connection.transport.abort()
 
-    async def closed(self) -> None:
-        """Wait until the service is closed, if `on_tick` has begun to close it."""
-        if self._closing is not None:
-            await asyncio.gather(self._closing, return_exceptions=True)
+    async def run_with_model(self, bound: socket.socket, on_ready: Callable[[], None]) -> None:
+        """Serve while the default model loads and then until `stop`, and close the service. Raises what loading raises."""
+        self._app_state.is_starting = True
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_NUM_THREADS, "bough-server"))
+        serving = asyncio.create_task(self.serve([bound]))
+        loading = asyncio.create_task(self._load(on_ready))
+        try:
+            await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                loading.result()
+            else:
+                loading.cancel()
+            await serving
+        except BaseException:
+            self.should_exit = self.force_exit = True
+            loading.cancel()
+            raise
+        finally:
+            await asyncio.gather(serving, loading, return_exceptions=True)
+            await asyncio.gather(*self._closing, return_exceptions=True)
+            await self._service.close()  # does nothing if the application did it already
+            if self._service.is_still_loading:  # for minutes, in a thread that cannot be stopped
+                log.warning("a model was still being loaded: the server ends without waiting for it")
+                logging.shutdown()
+                sys.stdout.flush()
+                os._exit(0)
+
+    async def _load(self, on_ready: Callable[[], None]) -> None:
+        await self._service.load(self._service.settings.model)
+        while not self.started:  # a model may be there sooner than the socket
+            await asyncio.sleep(0.01)
+        self._app_state.is_starting = False
+        gc.collect()
+        gc.freeze()  # objects made so far stay: the garbage collector skips them from now on
+        on_ready()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -170,89 +197,22 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def host(app: FastAPI, settings: Settings, service: Hosted, bound: socket.socket, on_ready: Callable[[], None]) -> None:
-    """Serve until a signal comes. `on_ready` is called when the model is loaded and the socket listens.
+def host(
+    app: FastAPI, settings: Settings, service: HostedService, bound: socket.socket, on_ready: Callable[[], None]
+) -> None:
+    """Serve until a signal comes; `on_ready` is called when the model is loaded. Raises what loading raises.
 
-    Raises what loading raises.
+    Python switches threads more often meanwhile: the engine's thread and this one release the interpreter lock many times
+    per token, and a slow chat template would keep it for as long as it may.
     """
     server = HttpServer(app, settings, service, allow_many_files())
-    with _handling_signals(server.stop), _switching_threads_often(), bound:
-        asyncio.run(_host(server, app, service, bound, on_ready))
-
-
-async def _host(
-    server: HttpServer, app: FastAPI, service: Hosted, bound: socket.socket, on_ready: Callable[[], None]
-) -> None:
-    app.state.is_starting = True
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_NUM_THREADS, "bough-server"))
-    serving = asyncio.create_task(server.serve([bound]))
-    try:
-        await _unless_done(serving, _load(server, app, service, on_ready))
-        await serving
-    except BaseException:
-        server.should_exit = server.force_exit = True
-        raise
-    finally:
-        await asyncio.gather(serving, return_exceptions=True)
-        await server.closed()
-        await service.close()  # does nothing if the application did it already
-        if service.is_still_loading:
-            _leave()
-
-
-def _leave() -> None:
-    """End the process without waiting for its threads: one of them may load a model for minutes."""
-    log.warning("a model was still being loaded: the server ends without waiting for it")
-    logging.shutdown()
-    sys.stdout.flush()
-    os._exit(0)
-
-
-async def _load(server: HttpServer, app: FastAPI, service: Hosted, on_ready: Callable[[], None]) -> None:
-    await service.load(service.settings.model)
-    while not server.started:  # a model may be there sooner than the socket
-        await asyncio.sleep(0.01)
-    app.state.is_starting = False
-    gc.collect()
-    gc.freeze()  # objects made so far stay: the garbage collector skips them from now on
-    on_ready()
-
-
-async def _unless_done(serving: asyncio.Task[None], work: Awaitable[None]) -> None:
-    """Wait for some work, and cancel it when serving ends first."""
-    task = asyncio.ensure_future(work)
-    await asyncio.wait({serving, task}, return_when=asyncio.FIRST_COMPLETED)
-    if task.done():
-        return task.result()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    return None
-
-
-@contextlib.contextmanager
-def _switching_threads_often() -> Iterator[None]:
-    """Make Python switch threads more often, so that a slow chat template delays neither the engine's thread nor this one.
-
-    Both release the interpreter lock many times per token, and wait for it as long as another thread may hold it.
-    """
-    before_s = sys.getswitchinterval()
+    handlers = {number: signal.signal(number, lambda *_: server.stop()) for number in (signal.SIGINT, signal.SIGTERM)}
+    switch_s = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     try:
-        yield
+        with bound:
+            asyncio.run(server.run_with_model(bound, on_ready))
     finally:
-        sys.setswitchinterval(before_s)
-
-
-@contextlib.contextmanager
-def _handling_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` at each SIGINT and SIGTERM."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        stop()
-
-    before = {number: signal.signal(number, handle) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+        sys.setswitchinterval(switch_s)
+        for number, handler in handlers.items():
             signal.signal(number, handler)

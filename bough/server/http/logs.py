@@ -20,10 +20,11 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bough.server.http.errors import CLIENT_CLOSED_REQUEST, api_of
+from bough.server.http.errors import CLIENT_CLOSED_REQUEST
+from bough.server.http.json_routes import api_of
 from bough.server.http.security import OPEN_PATHS, PAGE_PATH
+from bough.server.serving.loaded.progress import RecordSlot, RequestRecord, current_slot
 from bough.server.serving.metrics import Metrics
-from bough.server.serving.record import RecordSlot, RequestRecord, current_slot
 
 log = logging.getLogger("bough.requests")
 
@@ -35,12 +36,11 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
 @dataclass
-class Trace:
+class RequestTrace:
     """One request on its way through the server. The service fills `slot` with the record of its answer."""
 
     trace_id: str
-    span_id: str
-    flags: str
+    parent: str  # the `traceparent` header of the answer
     request_id: str
     state: str = ""  # the `tracestate` header, passed on as it came
     status: int = CLIENT_CLOSED_REQUEST  # until an answer begins
@@ -48,27 +48,21 @@ class Trace:
     slot: RecordSlot = field(default_factory=RecordSlot)
     started: float = field(default_factory=time.perf_counter)
 
-    @property
-    def parent(self) -> str:
-        """The `traceparent` header of the answer."""
-        return f"00-{self.trace_id}-{self.span_id}-{self.flags}"
+
+current_trace: ContextVar[RequestTrace | None] = ContextVar("bough_trace", default=None)  # of the running task's request
 
 
-current_trace: ContextVar[Trace | None] = ContextVar("bough_trace", default=None)
-"""The request that the running task serves."""
-
-
-def read_trace(headers: Headers) -> Trace:
+def read_trace(headers: Headers) -> RequestTrace:
     """The trace that a request belongs to: the one in its headers, or a new one if they have no valid trace."""
-    given = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
-    is_other_form = given is not None and given[0].startswith("00") and given[3]
-    known = None if given is None or is_other_form else given
+    known = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
+    if known is not None and known[0].startswith("00") and known[3]:  # only later versions may have more parts
+        known = None
     span_id = secrets.token_hex(8)
     request_id = headers.get("x-request-id", "")
-    return Trace(
-        trace_id=known[1] if known else secrets.token_hex(16),
-        span_id=span_id,
-        flags=known[2] if known else "01",
+    trace_id, flags = (known[1], known[2]) if known else (secrets.token_hex(16), "01")
+    return RequestTrace(
+        trace_id,
+        parent=f"00-{trace_id}-{span_id}-{flags}",
         request_id=request_id if _REQUEST_ID.fullmatch(request_id) else f"req_{span_id}",
         state=headers.get("tracestate", "")[:512] if known else "",
     )
@@ -90,7 +84,7 @@ class LogsMiddleware:
         tokens = current_trace.set(trace), current_slot.set(trace.slot)
         self._metrics.http_began()
         try:
-            await self._app(scope, receive, _Sender(send, trace))
+            await self._app(scope, receive, _add_trace(send, trace))
         except BaseException:
             trace.status = 500 if trace.status == CLIENT_CLOSED_REQUEST else trace.status
             raise
@@ -100,25 +94,20 @@ class LogsMiddleware:
             self._finish(scope, trace)
         return None
 
-    def _finish(self, scope: Scope, trace: Trace) -> None:
+    def _finish(self, scope: Scope, trace: RequestTrace) -> None:
         record = trace.slot.record
         model = record.model if record and record.usage else ""
         self._metrics.http_ended(api_of(scope["path"]), model, trace.status)
-        fields = describe(scope, trace, time.perf_counter() - trace.started)
+        fields = _describe(scope, trace, time.perf_counter() - trace.started)
         is_quiet = scope["path"] in _PROBED_PATHS or scope["path"].startswith(f"{PAGE_PATH}/")
         level = logging.DEBUG if is_quiet else logging.INFO  # probes come every few seconds, and a page has many files
-        log.log(level, to_line(fields), extra={"fields": fields})
+        log.log(level, _to_line(fields), extra={"fields": fields})
 
 
-class _Sender:
-    """Adds the headers of the trace to an answer, and notes its status."""
+def _add_trace(send: Send, trace: RequestTrace) -> Send:
+    """A `send` that adds the headers of the trace to an answer, and notes its status."""
 
-    def __init__(self, send: Send, trace: Trace) -> None:
-        self._send = send
-        self._trace = trace
-
-    async def __call__(self, message: Message) -> None:
-        trace = self._trace
+    async def send_with_trace(message: Message) -> None:
         if message["type"] == "http.response.start":
             trace.status = message["status"]
             headers = MutableHeaders(scope=message)
@@ -126,17 +115,20 @@ class _Sender:
             headers["x-request-id"] = headers["request-id"] = trace.request_id
             if trace.state:
                 headers["tracestate"] = trace.state
-        await self._send(message)
+        await send(message)
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             trace.is_whole = True
 
+    return send_with_trace
 
-def describe(scope: Scope, trace: Trace, total_s: float) -> dict[str, Any]:
+
+def _describe(scope: Scope, trace: RequestTrace, total_s: float) -> dict[str, Any]:
     """The fields of a request's line. Unknown ones are left out."""
     client = scope.get("client")
+    path: bytes = scope.get("raw_path", scope["path"].encode()).partition(b"?")[0]
     fields: dict[str, Any] = {
         "method": scope["method"],
-        "path": _path_of(scope),
+        "path": path[:_PATH_BYTES].decode("ascii", "backslashreplace"),
         "status": trace.status,
         **(_describe_record(trace.slot.record) if trace.slot.record else {}),
         "total_s": round(total_s, 4),
@@ -147,11 +139,6 @@ def describe(scope: Scope, trace: Trace, total_s: float) -> dict[str, Any]:
         "note": "" if trace.is_whole else "the client hung up",
     }
     return {name: value for name, value in fields.items() if value != ""}
-
-
-def _path_of(scope: Scope) -> str:
-    path: bytes = scope.get("raw_path", scope["path"].encode()).partition(b"?")[0]
-    return path[:_PATH_BYTES].decode("ascii", "backslashreplace")
 
 
 def _describe_record(record: RequestRecord) -> dict[str, Any]:
@@ -166,15 +153,16 @@ def _describe_record(record: RequestRecord) -> dict[str, Any]:
     counts = {"texts": record.num_texts, "disk_bytes": record.disk_bytes, "store_bytes": record.store_bytes}
     counts["recomputed_tokens"] = record.recomputed_tokens
     fields |= {name: number for name, number in counts.items() if number}
-    if record.num_texts:
-        return fields
-    times = {"queue_s": record.queue_s, "first_token_s": record.first_token_s}
-    return fields | {name: round(value, 4) for name, value in times.items()}
+    if not record.num_texts:
+        fields |= {"queue_s": round(record.queue_s, 4), "first_token_s": round(record.first_token_s, 4)}
+    return fields
 
 
-def to_line(fields: dict[str, Any]) -> str:
+def _to_line(fields: dict[str, Any]) -> str:
     """The fields as a short line for people: method, path, status, duration and tokens; JSON has them all."""
-    parts = [fields["method"], fields["path"], str(fields["status"]), _duration(fields["total_s"])]
+    total_s = fields["total_s"]
+    duration = f"{1000 * total_s:.0f}ms" if total_s < 1 else f"{total_s:.1f}s"
+    parts = [fields["method"], fields["path"], str(fields["status"]), duration]
     if "texts" in fields:
         parts.append(f"{fields['texts']} texts, {fields['prompt_tokens']} tokens, {fields['cached_tokens']} cached")
     elif "prompt_tokens" in fields:
@@ -186,15 +174,8 @@ def to_line(fields: dict[str, Any]) -> str:
     return text if text.isprintable() else ascii(text)[1:-1]
 
 
-def _duration(total_s: float) -> str:
-    return f"{1000 * total_s:.0f}ms" if total_s < 1 else f"{total_s:.1f}s"
-
-
 class LineFormatter(logging.Formatter):
-    """Each record as a line for people: the time, the level if it is a warning or more, the text.
-
-    On a terminal the time has no date. Colours show what went wrong.
-    """
+    """Each record as a line for people: time (on a terminal without the date), level of warnings and errors, text."""
 
     def __init__(self, *, is_terminal: bool, has_colours: bool) -> None:
         super().__init__(datefmt="%H:%M:%S" if is_terminal else "%Y-%m-%d %H:%M:%S")
@@ -205,20 +186,14 @@ class LineFormatter(logging.Formatter):
         text = f"{level}{record.getMessage()}"
         if record.exc_info:
             text = f"{text}\n{self.formatException(record.exc_info)}"
-        colour = _colour_of(record) if self._has_colours else ""
+        status, colour = getattr(record, "fields", {}).get("status", 0), ""
+        if self._has_colours and (record.levelno >= logging.WARNING or status >= 400):
+            colour = _RED if record.levelno >= logging.ERROR or status >= 500 else _YELLOW
         return f"{self.formatTime(record, self.datefmt)} {colour}{text}{_PLAIN if colour else ''}"
 
 
-def _colour_of(record: logging.LogRecord) -> str:
-    """The terminal's code for the colour of a line; "" for what is as it should be."""
-    status = getattr(record, "fields", {}).get("status", 0)
-    if record.levelno >= logging.ERROR or status >= 500:
-        return _RED
-    return _YELLOW if record.levelno >= logging.WARNING or status >= 400 else ""
-
-
 class _StandardError(logging.StreamHandler[Any]):
-    """Writes to what the standard error is at the moment: a progress bar replaces it while it is drawn."""
+    """Writes to the present standard error, which a progress bar replaces while it is drawn."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -242,8 +217,7 @@ class JsonFormatter(logging.Formatter):
 def set_up_logs(*, as_json: bool, is_terminal: bool = False, has_colours: bool = False) -> None:
     """Send what Bough logs to the standard error, as lines for people or as JSON. For a process that is a server."""
     handler = _StandardError()
-    lines = LineFormatter(is_terminal=is_terminal, has_colours=has_colours)
-    handler.setFormatter(JsonFormatter() if as_json else lines)
+    handler.setFormatter(JsonFormatter() if as_json else LineFormatter(is_terminal=is_terminal, has_colours=has_colours))
     logger = logging.getLogger("bough")
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)

@@ -1,4 +1,4 @@
-"""Streams to clients: lines of JSON (Ollama) or server-sent events, and clients that disconnect.
+"""Answers to clients: streams of JSON lines (Ollama) or of server-sent events, lists of vectors, clients that disconnect.
 
 However a stream ends, the answer that it reads from is closed: its lane is free again, and the computed state is kept.
 """
@@ -6,34 +6,41 @@ However a stream ends, the answer that it reads from is closed: its lane is free
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import math
+import struct
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from json.encoder import encode_basestring as _quote  # a text as JSON, as an encoder without `ensure_ascii` writes it
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from bough.server.serving.answer import Answer
+from bough.server.serving.ask import Answered, Ask, PromptProgress, ScoredToken
+from bough.server.serving.service import Service
 
+Pieces = AsyncGenerator[str, None]
 Result = TypeVar("Result")
+Body = TypeVar("Body", bound="StreamableBody")
 
 NDJSON = "application/x-ndjson"
 EVENT_STREAM = "text/event-stream"
 
-
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # `json.dumps` would make one for every value
-_HOLES = ("\ue000bough\ue000", "\ue001bough\ue001")  # stand for texts; they are of Unicode's private use
+_HOLES = ("\ue000bough\ue000", "\ue001bough\ue001")  # in place of texts; of Unicode's private use
+_PIECE_CHARACTERS = 2**16
 
 
 def to_json(value: Any) -> str:
-    """Compact JSON, one line."""
     return _ENCODER.encode(value)
 
 
 class EventFrame:
-    """An event that is written again and again with other texts at one or two places: everything else is written once.
+    """An event that is sent many times with other texts at one or two places: everything else is written once.
 
     `write` writes the event for given texts, and must put each into it once, as JSON.
     """
@@ -49,9 +56,7 @@ class EventFrame:
         self._end = rest
 
     def fill(self, *texts: str) -> str:
-        """The event with these texts."""
-        written = "".join([before + _quote(text) for before, text in zip(self._parts, texts, strict=True)])
-        return written + self._end
+        return "".join([before + _quote(text) for before, text in zip(self._parts, texts, strict=True)]) + self._end
 
 
 def json_line(value: Any) -> str:
@@ -70,47 +75,106 @@ def sse_comment(text: str) -> str:
     return f": {text}\n\n"
 
 
-class AnswerStream(StreamingResponse):
-    """A response that streams pieces made of an answer, and closes the answer whatever happens."""
+def progress_comment(progress: PromptProgress) -> str:
+    """A comment for the progress of a long prompt; "" at its end, where the answer begins."""
+    if progress.done_tokens >= progress.total_tokens:
+        return ""
+    return sse_comment(f"prefill {progress.done_tokens}/{progress.total_tokens}")
 
-    def __init__(self, answer: Answer, pieces: AsyncIterator[str], media_type: str) -> None:
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(pieces, media_type=media_type, headers=headers)
-        self._answer = answer
+
+class ClosingStream(StreamingResponse):
+    """A streamed response that calls `close` however it ends. Proxies are asked not to hold its pieces back."""
+
+    def __init__(self, pieces: Pieces, media_type: str, close: Callable[[], None]) -> None:
+        super().__init__(pieces, media_type=media_type, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         self._pieces = pieces
+        self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._answer.close()
-            close: Callable[[], Awaitable[None]] | None = getattr(self._pieces, "aclose", None)
-            if close is not None:
-                await close()
+            self._close()
+            await self._pieces.aclose()
 
 
-class ClientDisconnected(Exception):
-    """The client has disconnected before its answer began."""
+class StreamableBody(Protocol):
+    """The body of a request that may ask for a stream."""
+
+    @property
+    def stream(self) -> bool | None: ...
+
+
+async def answer_ask(
+    request: Request,
+    service: Service,
+    ask: Ask,
+    body: Body,
+    write_whole: Callable[[Answered, Body], Any],
+    write_events: Callable[[Answer, Body], Pieces],
+) -> Response:
+    """Answer an ask as events, or whole as JSON. Raises the error of a request that fails before its answer begins."""
+    if not body.stream:
+        return JSONResponse(write_whole(await cancel_on_disconnect(request, service.complete(ask)), body))
+    answer = await cancel_on_disconnect(request, service.open(ask))
+    return ClosingStream(write_events(answer, body), EVENT_STREAM, answer.close)
+
+
+def write_logprobs(logprobs: Sequence[ScoredToken], least: float = -math.inf) -> list[dict[str, Any]]:
+    """Tokens with their alternatives, as the chats of Ollama and OpenAI report them."""
+
+    def write(token: ScoredToken) -> dict[str, Any]:
+        text = token.data.decode("utf-8", "replace")
+        return {"token": text, "logprob": max(token.logprob, least), "bytes": list(token.data)}
+
+    return [{**write(each), "top_logprobs": [write(other) for other in each.top]} for each in logprobs]
+
+
+def list_response(fields: dict[str, Any], name: str, entries: Iterable[str]) -> StreamingResponse:
+    """An object with at least one field and a long list under this name, whose entries are JSON already."""
+    return StreamingResponse(_write_list(fields, name, entries), media_type="application/json")
+
+
+def _write_list(fields: dict[str, Any], name: str, entries: Iterable[str]) -> Iterator[str]:
+    """The object in pieces of bounded length, each written in a thread: a million numbers at once would take a second."""
+    piece, separator = f"{to_json(fields)[:-1]},{to_json(name)}:[", ""
+    for entry in entries:
+        piece += separator + entry
+        separator = ","
+        if len(piece) >= _PIECE_CHARACTERS:
+            yield piece
+            piece = ""
+    yield f"{piece}]}}"
+
+
+def write_numbers(vector: Sequence[float]) -> str:
+    """A vector as a list of JSON, with the digits that a number of 32 bits has. All its numbers must be finite."""
+    return f"[{('%.9g,' * len(vector) % tuple(vector))[:-1]}]"
+
+
+def write_base64(vector: Sequence[float]) -> str:
+    """A vector as a text of JSON: its numbers in 4 bytes each, the least significant first, in base64."""
+    return f'"{base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()}"'
 
 
 async def cancel_on_disconnect(request: Request, work: Awaitable[Result]) -> Result:
-    """The result of some work. If the client disconnects first, the work is cancelled; then raises ClientDisconnected.
+    """The result of some work. If the client disconnects first, cancels it and raises ClientDisconnect.
 
     If the work opened an answer in the last moment, the answer is closed.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_wait_for_disconnect(request))
+    disconnect = asyncio.ensure_future(_wait_for_disconnect(request))
     is_taken = False
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        is_taken = task.done()
-        if is_taken:
-            return task.result()
-        raise ClientDisconnected
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        is_taken = True
+        return task.result()
     finally:
-        for each in (task, gone):
+        for each in (task, disconnect):
             each.cancel()
-        outcome, _ = await asyncio.gather(task, gone, return_exceptions=True)
+        outcome, _ = await asyncio.gather(task, disconnect, return_exceptions=True)
         if isinstance(outcome, Answer) and not is_taken:
             outcome.close()
 

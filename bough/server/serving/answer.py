@@ -1,137 +1,104 @@
 """An answer on its way from the engine's thread to a client.
 
-The engine's thread calls a listener for each choice; the answer reads their messages on the event loop, parses them,
-and gives them out as events.
+The engine's thread calls a listener for each choice, which puts the news into the answer's mailbox. On the event loop the
+answer splits them into text, thinking and tool calls, and yields them as events.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from bough.errors import BoughError
-from bough.server.serving.answer_parser import AnswerParser
-from bough.server.serving.ask import Ask, Delta, Event, Progress, Started
-from bough.server.serving.loaded import LoadedModels
-from bough.server.serving.loaded_model import LoadedModel
-from bough.server.serving.metrics import Metrics
+from bough.generate.request import Request
+from bough.models.answers.thinking import ThinkingParser
+from bough.models.answers.tool_calls import ToolCallParser
+from bough.models.tokenizer import Tokenizer
+from bough.scheduling.job import Listener, PromptAdvanced, PromptLoaded, RequestBegan, RequestNews
+from bough.server.serving.ask import Ask, Delta, Event, Finished, FinishReason, PromptProgress, ScoredToken, Started
+from bough.server.serving.loaded import LoadedModel
+from bough.server.serving.loaded.progress import RequestProgress, RequestRecord
 from bough.server.serving.model.contract import PreparedRequest
-from bough.server.serving.progress import LiveRequests
-from bough.server.serving.prompting.prompt import PreparedPrompt
-from bough.server.serving.record import RequestRecord, current_request_id, note_record
+from bough.server.serving.prompting.prompt import AnswerFormat
 from bough.system.inbox import Inbox, Mailbox
-from bough.types import Chunk, Completion, Usage
+from bough.types import Alternative, Chunk, Completion, TokenLogprob, ToolCall, Usage
+
+ChoiceNews = tuple[int, RequestNews]
 
 
-@dataclass(frozen=True)
-class _Begin:
-    usage: Usage
-    waited_s: float
+def make_listener(choice: int, mailbox: Mailbox[ChoiceNews], inbox: Inbox[ChoiceNews]) -> Listener:
+    """The listener of one choice. Progress of the prompt is that of all choices, so only the first one passes it on."""
 
+    def hear(news: RequestNews) -> None:
+        if choice == 0 or not isinstance(news, PromptAdvanced):
+            inbox.put(mailbox, (choice, news))
 
-@dataclass(frozen=True)
-class _Loaded:
-    usage: Usage
-
-
-_Message = _Begin | _Loaded | Progress | Chunk | Completion | BoughError
-ChoiceMessage = tuple[int, _Message]
-
-
-class AnswerListener:
-    """The listener of one choice. The engine's thread calls it; the inbox puts each message into the answer's mailbox."""
-
-    def __init__(self, choice: int, mailbox: Mailbox[ChoiceMessage], inbox: Inbox[ChoiceMessage]) -> None:
-        self._choice = choice
-        self._mailbox = mailbox
-        self._inbox = inbox
-
-    def on_start(self, usage: Usage, waited_s: float) -> None:
-        self._put(_Begin(usage, waited_s))
-
-    def on_loaded(self, usage: Usage) -> None:
-        self._put(_Loaded(usage))
-
-    def on_progress(self, done_tokens: int, total_tokens: int) -> None:
-        if self._choice == 0:  # it tells for all choices
-            self._put(Progress(done_tokens, total_tokens))
-
-    def on_chunk(self, chunk: Chunk) -> None:
-        self._inbox.put(self._mailbox, (self._choice, chunk))
-
-    def on_end(self, completion: Completion) -> None:
-        self._put(completion)
-
-    def on_error(self, error: BoughError) -> None:
-        self._put(error)
-
-    def _put(self, message: _Message) -> None:
-        self._inbox.put(self._mailbox, (self._choice, message))
+    return hear
 
 
 class Answer:
-    """One answer with all its choices. Iterate it for its events, and always close it.
-
-    It holds its model until it is closed.
-    """
+    """One answer with all its choices. Iterate it for its events, and always close it: until then it holds its model."""
 
     def __init__(
         self,
         ask: Ask,
         loaded: LoadedModel,
-        load_s: float,
-        models: LoadedModels,
-        metrics: Metrics,
-        inbox: Inbox[ChoiceMessage],
-        requests: LiveRequests,
+        request: Request,
+        answer_format: AnswerFormat,
+        choices: Sequence[PreparedRequest],
+        mailbox: Mailbox[ChoiceNews],
+        progress: RequestProgress,
+        end: Callable[[RequestRecord, bool], None],
+        *,
+        load_s: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`request` is that of the first choice. The listeners of `choices` fill `mailbox`.
+
+        `end` gets the record, and whether the answer is whole.
+        """
+        self._generator = generator = loaded.generator
         self.ask = ask
-        self.started = Started(Usage(), load_s, digest=loaded.info.digest, is_stored=loaded.generator.stores_answers)
-        self._running: Sequence[PreparedRequest] = ()  # by choice
-        self._mailbox: Mailbox[ChoiceMessage] = Mailbox()
-        self._unread: list[ChoiceMessage] = []  # what came together with the message that began the answer
-        self.listeners = [AnswerListener(choice, self._mailbox, inbox) for choice in range(ask.num_choices)]
-        self._loaded = loaded
-        self._models = models
-        self._metrics = metrics
+        self.started = Started(
+            Usage(),
+            load_s,
+            request.tokens,
+            request.params,
+            digest=loaded.info.digest,
+            is_stored=generator.stores_answers,
+            echo=answer_format.echo,
+        )
+        self._name = loaded.name
+        self._choices = choices
+        self._mailbox = mailbox
+        self._unread: list[ChoiceNews] = []  # that came together with the start of the answer
+        self._end = end
         self._clock = clock
-        self._requests = requests
-        self.progress = requests.begin(current_request_id(), loaded.name, ask.salt, clock())
-        self._parsers: list[AnswerParser] = []
+        self._progress = progress
+        tokenizer = generator.prompts.tokenizer
+        self._parsers = [AnswerParser(answer_format, tokenizer, choice, ask) for choice in range(ask.num_choices)]
         self._completions: dict[int, Completion] = {}  # by choice
         self._error: str | None = None
         self._is_closed = False
 
-    def set_prompt(self, prepared: PreparedPrompt) -> None:
-        """Set the prompt that the model is given, which says how its answer is parsed. Any thread may call this."""
-        self.started = replace(self.started, prompt_ids=prepared.encoded.ids, params=prepared.params, echo=prepared.echo)
-        self.progress.prompt_ids = prepared.encoded.ids
-        ask, tokenizer = self.ask, self._loaded.generator.prompts.tokenizer
-        self._parsers = [AnswerParser(prepared, tokenizer, choice, ask) for choice in range(ask.num_choices)]
-
-    def set_requests(self, requests: Sequence[PreparedRequest]) -> None:
-        """Run the requests of all choices, until they end or the answer is closed. Raises Unavailable."""
-        self._running = requests
-        self.progress.request = requests[0]
-        for request in requests:
-            request.submit()
-
     async def start(self) -> None:
-        """Wait until the first choice has a lane. Raises the error if the request fails before."""
+        """Run all choices, and wait until the first has a lane. Raises Unavailable, or the error if it fails before."""
+        self._progress.prompt, self._progress.request = self.started.prompt, self._choices[0]
+        for request in self._choices:
+            self._generator.submit(request)
         while True:
-            messages = await self._mailbox.take()
-            for number, (_, message) in enumerate(messages):
-                if isinstance(message, BoughError):
-                    self._error = str(message)
-                    raise message
-                if isinstance(message, Progress):
-                    self.progress.done_tokens = message.done_tokens
-                elif isinstance(message, _Begin):
-                    self._set_usage(message.usage)
-                    self.progress.has_lane, self.progress.waited_s = True, message.waited_s
-                    self._unread = messages[number + 1 :]
+            batch = await self._mailbox.take()
+            for number, (_, news) in enumerate(batch):
+                if isinstance(news, BoughError):
+                    self._error = str(news)
+                    raise news
+                if isinstance(news, PromptAdvanced):
+                    self._progress.done_tokens = news.done_tokens
+                elif isinstance(news, RequestBegan):
+                    self._set_usage(news.usage)
+                    self._progress.has_lane, self._progress.waited_s = True, news.waited_s
+                    self._unread = batch[number + 1 :]
                     return
 
     async def __aiter__(self) -> AsyncIterator[Event]:
@@ -140,77 +107,73 @@ class Answer:
                 yield event
 
     async def batches(self) -> AsyncIterator[list[Event]]:
-        """The events as they come, those that have come together as one list. Raises the error if the request fails."""
+        """The events, those that have come together as one list. Raises the error if the request fails."""
         while len(self._completions) < len(self._parsers):
-            messages, self._unread = self._unread or await self._mailbox.take(), []
+            batch, self._unread = self._unread or await self._mailbox.take(), []
             events: list[Event] = []
-            for choice, message in messages:
-                if isinstance(message, Chunk):
-                    events.append(self._read_chunk(choice, message))
-                elif isinstance(message, BoughError):
+            for choice, news in batch:
+                if isinstance(news, Chunk):
+                    events.append(self._read_chunk(choice, news))
+                elif isinstance(news, BoughError):
                     if events:  # they came before it
                         yield events
-                    self._error = str(message)
-                    raise message
+                    self._error = str(news)
+                    raise news
                 else:
-                    events += self._read(choice, message)
+                    events += self._read(choice, news)
             if events:
                 yield events
 
     def _read_chunk(self, choice: int, chunk: Chunk) -> Delta:
-        progress = self.progress
+        progress = self._progress
         if not progress.first_s and not chunk.prompt_logprobs:
             progress.first_s = self._clock() - progress.opened_s
         progress.num_generated += len(chunk.token_ids)
         return self._parsers[choice].add(chunk)
 
-    def _read(self, choice: int, message: _Begin | _Loaded | Progress | Completion) -> Iterator[Event]:
-        """The events of a message that is neither a chunk nor an error."""
-        if isinstance(message, Progress):
-            self.progress.done_tokens = message.done_tokens
-            yield message
-        elif isinstance(message, _Loaded) and choice == 0:
-            self._set_usage(message.usage)
-        elif isinstance(message, Completion):
-            self._completions[choice] = message
-            last, finished = self._parsers[choice].finish(message)
+    def _read(self, choice: int, news: RequestBegan | PromptLoaded | PromptAdvanced | Completion) -> Iterator[Event]:
+        if isinstance(news, PromptAdvanced):
+            self._progress.done_tokens = news.done_tokens
+            yield PromptProgress(news.done_tokens, news.total_tokens)
+        elif isinstance(news, PromptLoaded) and choice == 0:
+            self._set_usage(news.usage)
+        elif isinstance(news, Completion):
+            self._completions[choice] = news
+            last, finished = self._parsers[choice].finish(news)
             if last.text or last.thinking or last.tool_calls:
                 yield last
             yield finished
 
     def _set_usage(self, usage: Usage) -> None:
         self.started = replace(self.started, usage=usage)
-        self.progress.usage = usage
+        self._progress.usage = usage
 
     def close(self) -> None:
         """End the answer, count it and release its model. Computed state is kept. A second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
-            for request in self._running:
+            for request in self._choices:
                 request.cancel()
-            record = self._record()
-            self._models.release(self._loaded)
-            self._metrics.request_done(record)
-            self._requests.end(self.progress, record, is_complete=len(self._completions) == len(self.listeners))
-            note_record(record)
+            self._end(self._record(), len(self._completions) == len(self._parsers))
 
     def _record(self) -> RequestRecord:
         """The record of the answer; if it was cancelled, of the part that was computed."""
-        usage, completions, progress = self._usage(), self._completions.values(), self.progress
+        usage, completions, progress = self._usage(), self._completions.values(), self._progress
         if 0 in self._completions:
             progress.answer_ids = self._completions[0].token_ids
+        loadings = [each.timings.loading for each in completions]
         return RequestRecord(
-            model=self._loaded.name,
+            model=self._name,
             usage=usage if usage.prompt_tokens else None,
             completion_tokens=progress.num_generated,
             queue_s=progress.waited_s,
             first_token_s=max(0.0, progress.first_s - progress.waited_s),
             decode_s=max((each.timings.decode_s for each in completions), default=0.0),
             total_s=self._clock() - progress.opened_s,
-            host_bytes=sum(each.timings.loading.host_bytes for each in completions),
-            disk_bytes=sum(each.timings.loading.disk_bytes for each in completions),
-            store_bytes=sum(each.timings.loading.store_bytes for each in completions),
-            recomputed_tokens=sum(each.timings.loading.recomputed_tokens for each in completions),
+            host_bytes=sum(each.host_bytes for each in loadings),
+            disk_bytes=sum(each.disk_bytes for each in loadings),
+            store_bytes=sum(each.store_bytes for each in loadings),
+            recomputed_tokens=sum(each.recomputed_tokens for each in loadings),
             error=self._error,
         )
 
@@ -218,7 +181,78 @@ class Answer:
         """That of the first choice. If it was cancelled while it loaded, it has reused and computed nothing."""
         if 0 in self._completions:
             return self._completions[0].usage
-        usage, done_tokens = self.started.usage, self.progress.done_tokens
-        if done_tokens < usage.cached_tokens:  # what is to be reused is not there yet
+        usage, done_tokens = self.started.usage, self._progress.done_tokens
+        if done_tokens < usage.cached_tokens:  # the tokens to reuse are not loaded yet
             return replace(usage, cached_tokens=0)
         return replace(usage, computed_tokens=done_tokens - usage.cached_tokens)
+
+
+class AnswerParser:
+    """Splits one choice into text, thinking and tool calls. Half of a tag is held back until a later piece."""
+
+    def __init__(self, answer_format: AnswerFormat, tokenizer: Tokenizer, choice: int, ask: Ask) -> None:
+        self._tokenizer = tokenizer
+        self._choice = choice
+        self._is_single = ask.tool_choice.is_single
+        self._counts_thinking = ask.counts_thinking
+        self._thoughts = ThinkingParser(answer_format.starts_thinking) if answer_format.splits_thinking else None
+        tools, is_forced = answer_format.tools, answer_format.is_forced
+        self._calls = ToolCallParser(tools.keys(), is_forced=is_forced, schemas=tools) if tools else None
+        self._is_plain = self._thoughts is None and self._calls is None  # all of it is text
+        self._text: list[str] = []
+        self._thinking: list[str] = []
+        self._found: list[ToolCall] = []
+        self._logprobs: list[ScoredToken] = []
+        self._prompt_logprobs: list[ScoredToken] = []
+
+    def add(self, chunk: Chunk) -> Delta:
+        if self._is_plain and not chunk.logprobs and not chunk.prompt_logprobs:
+            self._text.append(chunk.text)
+            return Delta(self._choice, chunk.text, num_tokens=len(chunk.token_ids))
+        thinking, text = "", chunk.text
+        if self._thoughts is not None:
+            thought = self._thoughts.add(chunk.text)
+            thinking, text = thought.thinking, thought.text
+        return self._parse(thinking, text, chunk, is_end=False)
+
+    def finish(self, completion: Completion) -> tuple[Delta, Finished]:
+        """The rest that was held back, and then the whole choice."""
+        thought = self._thoughts.flush() if self._thoughts is not None else None
+        thinking, text = (thought.thinking, thought.text) if thought is not None else ("", "")
+        last = self._parse(thinking, text, Chunk(""), is_end=True)
+        reason: FinishReason = "stop" if completion.finish_reason == "cancelled" else completion.finish_reason
+        whole_thinking = "".join(self._thinking)
+        return last, Finished(
+            self._choice,
+            "".join(self._text),
+            whole_thinking,
+            tuple(self._found),
+            "tool_calls" if self._found else reason,
+            completion,
+            tuple(self._logprobs),
+            len(self._tokenizer.encode(whole_thinking)) if whole_thinking and self._counts_thinking else 0,
+            tuple(self._prompt_logprobs),
+        )
+
+    def _parse(self, thinking: str, text: str, chunk: Chunk, *, is_end: bool) -> Delta:
+        calls: list[ToolCall] = []
+        if self._calls is not None:
+            found = self._calls.add(text)
+            text, calls = found.text, list(found.calls)
+            if is_end:
+                rest = self._calls.flush()
+                text, calls = text + rest.text, [*calls, *rest.calls]
+        if self._is_single:
+            calls = calls[: max(0, 1 - len(self._found))]
+        logprobs = tuple(self._score(each, each.top) for each in chunk.logprobs)
+        prompt_logprobs = tuple(self._score(each, each.top) for each in chunk.prompt_logprobs)
+        self._text.append(text)
+        self._thinking.append(thinking)
+        self._found += calls
+        self._logprobs += logprobs
+        self._prompt_logprobs += prompt_logprobs
+        return Delta(self._choice, text, thinking, tuple(calls), logprobs, len(chunk.token_ids), prompt_logprobs)
+
+    def _score(self, token: TokenLogprob | Alternative, top: tuple[Alternative, ...] = ()) -> ScoredToken:
+        data = self._tokenizer.token_bytes(token.token_id)
+        return ScoredToken(data, token.logprob, tuple(self._score(each) for each in top))

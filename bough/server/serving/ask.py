@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from bough.tokens import NO_TOKENS, Tokens
 from bough.types import Completion, Message, SamplingParams, Tool, ToolCall, Usage
-
-"""A tool as OpenAI and Ollama write it: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
 ToolMode = Literal["auto", "none", "required"]
 FinishReason = Literal["stop", "length", "loop", "tool_calls"]
@@ -23,7 +22,7 @@ class ToolChoice:
     is_single: bool = False  # at most one call
 
     def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
-        """The tools that the model is told of: none, if it must not call one."""
+        """The tools for the prompt: none, if the model must not call one."""
         return () if self.mode == "none" else tools
 
 
@@ -48,13 +47,13 @@ class Ask:
     context: Sequence[int] = ()  # ids of an earlier prompt and its answer, which the messages continue
     may_lack_template: bool = False  # without a chat template the texts of the messages are continued as one text
     think: bool | None = None  # None: the default of the template
-    echoes: bool = False  # tell the prompt's text, too
-    scores_prompt: bool = False  # tell the prompt's log-probabilities, too, as many as `params.logprobs` says
+    echoes: bool = False  # return the prompt's text, too
+    scores_prompt: bool = False  # return the prompt's log-probabilities, too, as many as `params.logprobs` says
     suffix: str | None = None  # the answer goes between `text` and this
-    counts_thinking: bool = False  # tell how many tokens the thinking has; this costs a call of the tokenizer
+    counts_thinking: bool = False  # return the number of tokens of the thinking; this costs a call of the tokenizer
     keeps_thinking: bool = False  # thinking stays part of the text
     num_choices: int = 1
-    first_choice: int = 0  # the number of the first choice: with a seed, each number has its own text
+    first_choice: int = 0  # with a seed, each number of a choice has its own text
     context_tokens: int | None = None  # a smaller context than the model's
     truncates: bool = False  # drop the oldest messages of a chat that is too long, instead of refusing it
     keep_alive_s: float | None = None  # None: the server's default; inf: for ever; 0: unload afterwards
@@ -64,25 +63,20 @@ class Ask:
     @property
     def num_chars(self) -> int:
         """The approximate length of the prompt, in characters or ids."""
-        plain = len(self.text or "") + len(self.suffix or "") + len(self.ids or ()) + len(self.context)
-        return plain + _count_chars(self.messages or ())
+        contents = [message.get("content") or "" for message in self.messages or ()]
+        parts = [part for content in contents for part in ([content] if isinstance(content, str) else content)]
+        texts = [part if isinstance(part, str) else str(part.get("text", "")) for part in parts]
+        return sum(map(len, (self.text or "", self.suffix or "", self.ids or (), self.context, *texts)))
 
 
 def tenant_of(salt: str) -> str:
-    """The part that all salts derived from one key share; what follows a slash is the client's own refinement."""
+    """The part that all salts derived from one key share; after a slash comes the client's own refinement."""
     return salt.partition("/")[0]
-
-
-def _count_chars(messages: Sequence[Message]) -> int:
-    """How many characters the texts of messages have."""
-    contents = [message.get("content") or "" for message in messages]
-    parts = [part for content in contents for part in ([content] if isinstance(content, str) else content)]
-    return sum(len(part if isinstance(part, str) else str(part.get("text", ""))) for part in parts)
 
 
 @dataclass(frozen=True)
 class ScoredToken:
-    """A token of an answer as its bytes, with the log of its probability, and the likeliest tokens at its place."""
+    """The bytes of a token, the log of its probability, and the likeliest tokens at its place."""
 
     data: bytes
     logprob: float
@@ -91,8 +85,7 @@ class ScoredToken:
 
 @dataclass(frozen=True)
 class EchoedPrompt:
-    """A prompt as the client gets it back: its text and, if it is scored, each token's bytes and where in the text it
-    begins."""
+    """A prompt as the client gets it back: its text and, if it is scored, each token's bytes and start in the text."""
 
     text: str
     tokens: tuple[bytes, ...] = ()
@@ -103,15 +96,14 @@ class EchoedPrompt:
 class Started:
     """The first choice has its lane: nothing can be refused any more. `usage` is its own, without completion tokens yet.
 
-    Tokens that are still being read from disk count as cached, until it is known how many were. The final figures are those
-    of the completions.
-    `params` are those that the answer is sampled with, the model's own defaults included. `digest` is that of the model's
-    weights; `is_stored` says whether the answer's state is kept for reuse. `echo` is the prompt, if it was asked for.
+    Tokens that are still being read from disk count as cached; the completions have the final figures. `params` include the
+    model's own defaults. `digest` is that of the model's weights; `is_stored` says whether the answer's state is kept for
+    reuse. `echo` is the prompt, if it was asked for.
     """
 
     usage: Usage
     load_s: float = 0.0
-    prompt_ids: Sequence[int] = ()
+    prompt: Tokens = NO_TOKENS
     params: SamplingParams = field(default_factory=SamplingParams)
     digest: str = ""
     is_stored: bool = True
@@ -119,8 +111,8 @@ class Started:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How many tokens of the prompt are evaluated."""
+class PromptProgress:
+    """The number of evaluated tokens of the prompt."""
 
     done_tokens: int
     total_tokens: int
@@ -136,16 +128,13 @@ class Delta:
     thinking: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[ScoredToken, ...] = ()
-    num_tokens: int = 0  # that were generated for it; the text of some may come with a later piece
+    num_tokens: int = 0  # generated for it; the text of some may come with a later piece
     prompt_logprobs: tuple[ScoredToken, ...] = ()
 
 
 @dataclass(frozen=True)
 class Finished:
-    """One choice is complete. `text`, `thinking`, `tool_calls` and `logprobs` are all of it.
-
-    `prompt_logprobs`, if they were asked for, are those of the prompt's tokens from the second on, with the first choice.
-    """
+    """One whole choice. The first has `prompt_logprobs` if asked: those of the prompt's tokens from the second on."""
 
     choice: int
     text: str
@@ -158,12 +147,10 @@ class Finished:
     prompt_logprobs: tuple[ScoredToken, ...] = ()
 
 
-Event = Progress | Delta | Finished
+Event = PromptProgress | Delta | Finished
 
 
 @dataclass(frozen=True)
 class Answered:
-    """A whole answer, its choices in order."""
-
     started: Started
     choices: tuple[Finished, ...]

@@ -7,98 +7,56 @@ and only the first hundred, because clients may copy models to any number of nam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from bough.server.serving.record import RequestRecord
+from bough.server.serving.loaded import LoadedModels
+from bough.server.serving.loaded.progress import RequestRecord
 
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
-
-
 _MAX_NAMES = 100
 _OTHERS = "(others)"  # not a valid name of a model
-
-
-class WatchedModel(Protocol):
-    """A loaded model, as far as metrics need it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def worker(self) -> Any: ...
-
-
-class ModelList(Protocol):
-    """The loaded models, as far as metrics need them."""
-
-    def list(self) -> Iterable[WatchedModel]: ...
 
 
 class Metrics:
     """The counters of one server, in a registry of their own, and the figures of the models that are loaded."""
 
-    def __init__(self, models: ModelList | None = None) -> None:
+    def __init__(self, models: LoadedModels | None = None) -> None:
         self.registry = registry = CollectorRegistry()
         self._names = {""}  # models that have labels of their own; some requests have no model
-        self._requests = Counter(
-            "bough_requests_total", "Requests that have ended", ("api", "model", "status"), registry=registry
-        )
+        counter, histogram = partial(Counter, registry=registry), partial(Histogram, registry=registry)
+        self._requests = counter("bough_requests_total", "Requests that have ended", ("api", "model", "status"))
         self._in_progress = Gauge("bough_requests_in_progress", "Requests under way", registry=registry)
-        self._prompt_tokens = Counter(
-            "bough_prompt_tokens_total",
-            "Tokens of prompts: matched in the tree, reused, computed; known, but sooner computed than loaded",
-            ("model", "kind"),
-            registry=registry,
-        )
-        self._completion_tokens = Counter(
-            "bough_completion_tokens_total", "Tokens of answers", ("model",), registry=registry
-        )
-        self._texts = Counter(
-            "bough_texts_total",
-            "Texts that were embedded, and pairs of texts that were scored",
-            ("model",),
-            registry=registry,
-        )
-        self._hits = Counter(
-            "bough_hits_total",
-            "Requests that reused state, by the lowest tier that it came from",
-            ("model", "tier"),
-            registry=registry,
-        )
-        self._loaded_bytes = Counter(
-            "bough_loaded_bytes_total", "Bytes brought back to the device", ("model", "tier"), registry=registry
-        )
-        self._queue_s = Histogram(
-            "bough_queue_seconds", "Waiting for a lane", ("model",), buckets=_FIRST_TOKEN_S, registry=registry
-        )
-        self._first_token_s = Histogram(
-            "bough_first_token_seconds",
-            "From the loaded model to the first token",
-            ("model",),
-            buckets=_FIRST_TOKEN_S,
-            registry=registry,
-        )
-        self._token_s = Histogram(
-            "bough_token_seconds", "Time for each token after the first", ("model",), buckets=_TOKEN_S, registry=registry
-        )
+        about = "Tokens of prompts: matched in the tree, reused, computed; known, but sooner computed than loaded"
+        self._prompt_tokens = counter("bough_prompt_tokens_total", about, ("model", "kind"))
+        self._completion_tokens = counter("bough_completion_tokens_total", "Tokens of answers", ("model",))
+        about = "Texts that were embedded, and pairs of texts that were scored"
+        self._texts = counter("bough_texts_total", about, ("model",))
+        about = "Requests that reused state, by the lowest tier that it came from"
+        self._hits = counter("bough_hits_total", about, ("model", "tier"))
+        about = "Bytes brought back to the device"
+        self._loaded_bytes = counter("bough_loaded_bytes_total", about, ("model", "tier"))
+        about = "Waiting for a lane"
+        self._queue_s = histogram("bough_queue_seconds", about, ("model",), buckets=_FIRST_TOKEN_S)
+        about = "From the loaded model to the first token"
+        self._first_token_s = histogram("bough_first_token_seconds", about, ("model",), buckets=_FIRST_TOKEN_S)
+        about = "Time for each token after the first"
+        self._token_s = histogram("bough_token_seconds", about, ("model",), buckets=_TOKEN_S)
         ProcessCollector(registry=registry)
         if models is not None:
             registry.register(_Models(models))
 
     def http_began(self) -> None:
-        """A request came in."""
         self._in_progress.inc()
 
     def http_ended(self, api: str, model: str, status: int) -> None:
-        """A request was answered, or its client disconnected."""
         self._in_progress.dec()
         self._requests.labels(api, self._label(model), str(status)).inc()
 
@@ -107,44 +65,34 @@ class Metrics:
         if record.usage is None:
             return
         model, usage = self._label(record.model), record.usage
-        record = replace(record, model=model)
         counts = {"matched": usage.matched_tokens, "cached": usage.cached_tokens, "computed": usage.computed_tokens}
-        counts["recomputed"] = record.recomputed_tokens
-        for kind, number in counts.items():
+        for kind, number in (counts | {"recomputed": record.recomputed_tokens}).items():
             self._prompt_tokens.labels(model, kind).inc(number)
         self._completion_tokens.labels(model).inc(record.completion_tokens)
-        self._count_tiers(record)
+        loaded = {"store": record.store_bytes, "disk": record.disk_bytes, "host": record.host_bytes}
+        for tier, num_bytes in loaded.items():
+            self._loaded_bytes.labels(model, tier).inc(num_bytes)
+        if usage.cached_tokens:
+            self._hits.labels(model, next((tier for tier, num_bytes in loaded.items() if num_bytes), "device")).inc()
         if record.num_texts:
             self._texts.labels(model).inc(record.num_texts)
-        else:
-            self._time(record)
+            return
+        self._queue_s.labels(model).observe(record.queue_s)
+        if record.completion_tokens > 0:
+            self._first_token_s.labels(model).observe(record.first_token_s)
+        if record.completion_tokens > 1:
+            self._token_s.labels(model).observe(record.decode_s / (record.completion_tokens - 1))
 
     def _label(self, model: str) -> str:
         if len(self._names) <= _MAX_NAMES:
             self._names.add(model)
         return model if model in self._names else _OTHERS
 
-    def _count_tiers(self, record: RequestRecord) -> None:
-        if record.usage and record.usage.cached_tokens:
-            below = "disk" if record.disk_bytes else "host" if record.host_bytes else "device"
-            tier = "store" if record.store_bytes else below
-            self._hits.labels(record.model, tier).inc()
-        self._loaded_bytes.labels(record.model, "host").inc(record.host_bytes)
-        self._loaded_bytes.labels(record.model, "disk").inc(record.disk_bytes)
-        self._loaded_bytes.labels(record.model, "store").inc(record.store_bytes)
-
-    def _time(self, record: RequestRecord) -> None:
-        self._queue_s.labels(record.model).observe(record.queue_s)
-        if record.completion_tokens > 0:
-            self._first_token_s.labels(record.model).observe(record.first_token_s)
-        if record.completion_tokens > 1:
-            self._token_s.labels(record.model).observe(record.decode_s / (record.completion_tokens - 1))
-
 
 class _Models(Collector):
     """The figures of the loaded models, read at each scrape."""
 
-    def __init__(self, models: ModelList) -> None:
+    def __init__(self, models: LoadedModels) -> None:
         self._models = models
 
     def describe(self) -> list[Metric]:
@@ -158,17 +106,17 @@ class _Models(Collector):
         lanes: Reads = {("busy",): _get("busy_lanes"), ("idle",): _count_idle_lanes}
         yield _gauge("bough_lanes", "Lanes by what they do", figures, lanes, ("state",))
         yield _gauge("bough_bytes", "Bytes of state by tier", figures, _BYTES, ("tier", "kind"))
-        failing: Reads = {(): _get("disk_is_failing")}
-        yield _gauge("bough_disk_failing", "1 while nothing can be written to disk", figures, failing)
-        store_failing: Reads = {(): _get("store_is_failing")}
-        yield _gauge("bough_store_failing", "1 while the shared store does not answer", figures, store_failing)
+        failing = "1 while nothing can be written to disk"
+        yield _gauge("bough_disk_failing", failing, figures, {(): _get("disk_is_failing")})
+        failing = "1 while the shared store does not answer"
+        yield _gauge("bough_store_failing", failing, figures, {(): _get("store_is_failing")})
         yield _gauge("bough_tree_tokens", "Tokens that the tree knows", figures, {(): _get("tokens")})
         for name, text, key in _TOTALS:
             yield _counter(name, text, figures, key)
 
 
 def _by_replica(model: str, figure: dict[str, Any]) -> Iterator[tuple[Labels, dict[str, Any]]]:
-    """The figures of each replica of a model; those of a model without replicas as they are."""
+    """The figures of each replica of a model, or of a model without replicas."""
     if "replicas" not in figure:
         yield (model,), figure
     for name, own in figure.get("replicas", {}).items():
@@ -193,12 +141,8 @@ def _count_idle_lanes(figure: dict[str, Any]) -> int | None:
 _BYTES: Reads = {
     ("device", "used"): _get("used_bytes"),
     ("device", "budget"): _get("budget_bytes"),
-    ("host", "used"): _get("host_bytes"),
-    ("host", "budget"): _get("host_budget_bytes"),
-    ("disk", "used"): _get("disk_bytes"),
-    ("disk", "budget"): _get("disk_budget_bytes"),
-    ("store", "used"): _get("store_bytes"),
-    ("store", "budget"): _get("store_budget_bytes"),
+    **{(tier, "used"): _get(f"{tier}_bytes") for tier in ("host", "disk", "store")},
+    **{(tier, "budget"): _get(f"{tier}_budget_bytes") for tier in ("host", "disk", "store")},
     ("store", "waiting"): _get("store_waiting_bytes"),
 }
 _TOTALS = (

@@ -1,7 +1,7 @@
 """The service: answers asks with loaded models, whichever API they came by.
 
 An answer that was opened holds its model until it is closed. `complete` closes its own; streams close theirs when the
-client has it all, or has gone. APIs use the service alone: they never see a loaded model, so that another machine can
+client has all of it, or has gone. APIs use the service alone and never see a loaded model, so that another machine can
 answer.
 """
 
@@ -12,26 +12,30 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Literal
+from functools import cached_property, partial
+from typing import Any, Literal
 
 from bough.config import Settings
 from bough.errors import PromptTooLong, RequestCancelled
-from bough.server.serving.answer import Answer, ChoiceMessage
+from bough.generate.request import Request
+from bough.server.serving.answer import Answer, ChoiceNews, make_listener
 from bough.server.serving.ask import Answered, Ask, Finished, tenant_of
 from bough.server.serving.cache import CacheService
 from bough.server.serving.catalog import Catalog, LoadedEntry
-from bough.server.serving.embedding.service import EmbeddingService
+from bough.server.serving.embedding import EmbeddingService
 from bough.server.serving.events.hub import EventHub
-from bough.server.serving.loaded import LoadedModels
-from bough.server.serving.loaded_model import LoadedModel
+from bough.server.serving.loaded import LoadedModel, LoadedModels
+from bough.server.serving.loaded.progress import (
+    LiveRequests,
+    RequestProgress,
+    RequestRecord,
+    current_request_id,
+    note_record,
+)
 from bough.server.serving.metrics import Metrics
-from bough.server.serving.model.contract import GenerateRequest, PreparedRequest
-from bough.server.serving.overlay import with_overlay
-from bough.server.serving.progress import LiveRequests
-from bough.server.serving.prompting.prompt import ModelFacts, prepare_prompt
+from bough.server.serving.prompting.prompt import AnswerFormat, ModelFacts, encode_ask, prepare_request
 from bough.server.serving.tokens import TokenService
-from bough.system.inbox import Inbox
+from bough.system.inbox import Inbox, Mailbox
 from bough.types import SamplingParams
 
 COUNTED_CONTEXTS = 4  # a prompt of more contexts than these is not counted to its end
@@ -62,57 +66,66 @@ class Service:
         self.embeddings = EmbeddingService(settings, models, self.metrics)
 
     @cached_property
-    def _inbox(self) -> Inbox[ChoiceMessage]:
+    def _inbox(self) -> Inbox[ChoiceNews]:
         """The inbox of the one event loop, which runs when the first answer is opened."""
         return Inbox(asyncio.get_running_loop())
 
     async def open(self, ask: Ask) -> Answer:
         """An answer that has begun. Raises BoughError if it cannot begin; until then nothing was sent to the client."""
         started_s = time.perf_counter()
-        ask = await with_overlay(ask, self.catalog.overlay)
         loaded = await self.models.acquire(ask.model, ask.keep_alive_s)
+        load_s = time.perf_counter() - started_s
         try:
-            load_s = time.perf_counter() - started_s
-            answer = Answer(ask, loaded, load_s, self.models, self.metrics, self._inbox, self.requests)
+            _ = loaded.generator  # RequestError, before anything is recorded, if it generates no text
+            progress = self.requests.begin(current_request_id(), loaded.name, ask.salt, time.perf_counter())
         except BaseException:
             self.models.release(loaded)
             raise
+        end, mailbox = partial(self._end, loaded, progress), Mailbox[ChoiceNews]()
+        listeners = [make_listener(choice, mailbox, self._inbox) for choice in range(ask.num_choices)]
+
+        def make_answer(is_cancelled: Callable[[], bool]) -> Answer:
+            whole = self.catalog.complete(ask)
+            facts = loaded.facts(whole.template)
+            request = self._prepare(whole, facts, is_cancelled)
+            prepared = [loaded.generator.prepare(request, listeners[0])]
+            for number, listener in enumerate(listeners[1:], 1):
+                if is_cancelled():
+                    raise RequestCancelled("the client disconnected")
+                other = replace(request, choice=request.choice + number, scores_prompt=False)
+                prepared.append(loaded.generator.prepare(other, listener))
+            answer_format = AnswerFormat.of(whole, facts, request)
+            return Answer(ask, loaded, request, answer_format, prepared, mailbox, progress, end, load_s=load_s)
+
         try:
-            answer.set_requests(
-                await loaded.threads.run(lambda is_cancelled: self._prepare(answer, loaded, is_cancelled), ask.num_chars)
-            )
+            answer = await loaded.threads.run(make_answer, ask.num_chars)
+        except BaseException:
+            end(RequestRecord(loaded.name, total_s=time.perf_counter() - progress.opened_s), False)
+            raise
+        try:
             await answer.start()
         except BaseException:
             answer.close()
             raise
         return answer
 
-    def _prepare(self, answer: Answer, loaded: LoadedModel, is_cancelled: Callable[[], bool]) -> list[PreparedRequest]:
-        """Prepare the prompt of an answer, and a request for each choice; a seed gives each number its own text.
+    def _end(self, loaded: LoadedModel, progress: RequestProgress, record: RequestRecord, is_complete: bool) -> None:
+        self.models.release(loaded)
+        self.metrics.request_done(record)
+        self.requests.end(progress, record, is_complete=is_complete)
+        note_record(record)
 
-        This runs in one of the model's threads for prompts.
-        """
-        ask = _with_model_defaults(answer.ask, loaded)
-        facts = loaded.templates.apply(_facts_of(loaded), ask.template)
-        prepared = prepare_prompt(ask, facts, sorts_tools=self.settings.sort_tools, is_cancelled=is_cancelled)
-        answer.set_prompt(prepared)
+    def _prepare(self, ask: Ask, facts: ModelFacts, is_cancelled: Callable[[], bool]) -> Request:
+        """The request of an ask by these settings."""
         timeout_s = self.settings.request_timeout
-        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        requests = []
-        for choice, listener in enumerate(answer.listeners):
-            if is_cancelled():
-                raise RequestCancelled("the client disconnected")
-            request = GenerateRequest(
-                prepared.encoded,
-                prepared.params,
-                ask.salt,
-                ask.first_choice + choice,
-                tenant_of(ask.salt) if self.settings.keys_file else "",
-                deadline_s,
-                scores_prompt=ask.scores_prompt and choice == 0,
-            )
-            requests.append(loaded.generator.prepare(request, listener))
-        return requests
+        return prepare_request(
+            ask,
+            facts,
+            sorts_tools=self.settings.sort_tools,
+            tenant=tenant_of(ask.salt) if self.settings.keys_file else "",
+            deadline_s=math.inf if timeout_s is None else time.monotonic() + timeout_s,
+            is_cancelled=is_cancelled,
+        )
 
     async def complete(self, ask: Ask) -> Answered:
         """The whole answer. Cancelling the caller cancels the answer."""
@@ -124,7 +137,7 @@ class Service:
         return Answered(answer.started, tuple(sorted(finished, key=lambda each: each.choice)))
 
     async def count_tokens(self, ask: Ask) -> int:
-        """How many tokens the prompt of an ask has. Raises PromptTooLong if it is many times the context."""
+        """The number of tokens of an ask's prompt. Raises PromptTooLong if it is many times the context."""
         async with self.models.using(ask.model, ask.keep_alive_s) as loaded:
             return await self._count_tokens(ask, loaded)
 
@@ -136,31 +149,21 @@ class Service:
             raise PromptTooLong(num_tokens, context)
 
     async def _count_tokens(self, ask: Ask, loaded: LoadedModel) -> int:
-        ask = await with_overlay(ask, self.catalog.overlay)
-        facts = await asyncio.to_thread(loaded.templates.apply, _facts_of(loaded), ask.template)
-        unbounded = replace(ask, params=SamplingParams(max_tokens=0))
-        prepared = await loaded.threads.run(
-            lambda is_cancelled: prepare_prompt(
-                unbounded,
-                facts,
-                sorts_tools=self.settings.sort_tools,
-                max_tokens=COUNTED_CONTEXTS * facts.context_tokens,
-                is_cancelled=is_cancelled,
-            ),
-            ask.num_chars,
-        )
-        return len(prepared.encoded.ids)
+        def count(is_cancelled: Callable[[], bool]) -> int:
+            unbounded = replace(self.catalog.complete(ask), params=SamplingParams(max_tokens=0))
+            facts, sorts_tools = loaded.facts(unbounded.template), self.settings.sort_tools
+            most = COUNTED_CONTEXTS * facts.context_tokens
+            prompt = encode_ask(unbounded, facts, sorts_tools=sorts_tools, max_tokens=most, is_cancelled=is_cancelled)
+            return len(prompt.tokens)
+
+        return await loaded.threads.run(count, ask.num_chars)
 
     async def load(self, model: str, keep_alive_s: float | None = None) -> LoadedEntry:
-        """Have a model in memory, and describe it."""
         async with self.models.using(model, keep_alive_s) as loaded:
             return next(each for each in self.models.describe() if each.entry.name == loaded.info.name)
 
     async def unload(self, model: str) -> bool:
-        """Take a model out of memory. False if it is in use: then it goes when its last answer ends.
-
-        Raises ModelNotFound.
-        """
+        """Unload a model. False if it is in use: then it is unloaded when its last answer ends. Raises ModelNotFound."""
         name = await self.find_name(model)
         await self.models.unload(name)
         return self.models.find(name) is None
@@ -174,7 +177,6 @@ class Service:
         self.events.close()
 
     async def close(self) -> None:
-        """Unload everything; trees are saved."""
         self.drain()
         await self.models.close()
 
@@ -190,51 +192,34 @@ class Service:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the engine of a loaded model is stuck in a step."""
         return any(loaded.worker.is_stuck for loaded in self.models.list())
+
+    @property
+    def _snapshots(self) -> list[dict[str, Any]]:
+        return [loaded.worker.snapshot() for loaded in self.models.list()]
 
     @property
     def has_replicas(self) -> bool:
         """Whether every loaded model that runs at replicas has one that answers."""
-        return all(loaded.worker.snapshot().get("replicas", True) for loaded in self.models.list())
+        return all(figures.get("replicas", True) for figures in self._snapshots)
 
     @property
     def disk_state(self) -> DiskState:
         """Whether computed state is saved to disk. If not, requests are still answered, but a restart loses more."""
-        figures = [loaded.worker.snapshot() for loaded in self.models.list()]
-        if any(figure.get("disk_is_failing") for figure in figures):
+        found = self._snapshots
+        if any(figures.get("disk_is_failing") for figures in found):
             return "failing"
-        if any(figure.get("disk_is_read_only") for figure in figures):
+        if any(figures.get("disk_is_read_only") for figures in found):
             return "read-only"
-        if troubled := [figure for figure in figures if figure.get("disk_problem")]:
-            return "full" if all("disk_bytes" in figure for figure in troubled) else "unavailable"
-        return "ok" if any("disk_bytes" in figure for figure in figures) else "off"
+        if troubled := [figures for figures in found if figures.get("disk_problem")]:
+            return "full" if all("disk_bytes" in figures for figures in troubled) else "unavailable"
+        return "ok" if any("disk_bytes" in figures for figures in found) else "off"
 
     @property
     def disk_problem(self) -> str:
         """Why computed state of a loaded model is not saved to disk; "" if it is, or need not be."""
-        problems = [loaded.worker.snapshot().get("disk_problem", "") for loaded in self.models.list()]
-        return next(filter(None, problems), "")
+        return next(filter(None, (figures.get("disk_problem", "") for figures in self._snapshots)), "")
 
     def count_checks(self) -> Checks:
-        """What checking the cache (the setting `verify_cache`) has found in all loaded models."""
-        figures = [loaded.worker.snapshot() for loaded in self.models.list()]
-        return Checks(*(sum(figure.get(name, 0) for figure in figures) for name in ("verified", "different")))
-
-
-def _with_model_defaults(ask: Ask, loaded: LoadedModel) -> Ask:
-    """The ask with the model's own sampling in place of the defaults of the API."""
-    return replace(ask, params=loaded.generator.defaults.fill(ask.params, ask.unset))
-
-
-def _facts_of(loaded: LoadedModel) -> ModelFacts:
-    abilities = loaded.info.capabilities
-    return ModelFacts(
-        loaded.name,
-        loaded.generator.prompts,
-        loaded.generator.context_tokens,
-        knows_tools="tools" in abilities,
-        knows_thinking="thinking" in abilities,
-        has_template=bool(loaded.info.template),
-        max_tokens=loaded.generator.max_tokens,
-    )
+        found = self._snapshots
+        return Checks(*(sum(figures.get(name, 0) for figures in found) for name in ("verified", "different")))

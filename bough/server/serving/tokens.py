@@ -1,7 +1,4 @@
-"""Text and messages to token ids and back, by a model's tokenizer, without generating anything.
-
-Prompts are encoded and ids decoded in the model's threads for prompts.
-"""
+"""Text and messages to token ids and back, by a model's tokenizer, in its threads for prompts."""
 
 from __future__ import annotations
 
@@ -9,17 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bough.errors import PromptTooLong, RequestError
-from bough.models.chat.tools import prepare_messages
+from bough.models.chat.messages import prepare_messages
 from bough.models.encoder import PromptLimit
-from bough.models.prompts import Prompts
 from bough.server.serving.ask import Ask
-from bough.server.serving.loaded import LoadedModels
-from bough.server.serving.loaded_model import LoadedModel
+from bough.server.serving.loaded import LoadedModel, LoadedModels
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """Token ids with the bytes of each, and how many the model's context holds."""
+class TokenizedText:
+    """Token ids with the bytes of each, and the size of the model's context."""
 
     ids: Sequence[int]
     pieces: Sequence[bytes]
@@ -30,9 +25,8 @@ class Tokens:
 class TokenOptions:
     """How a prompt becomes tokens.
 
-    Of a text: with a start token, if the model has one (`has_start`), and with special tokens in it as such
-    (`has_special`). Of messages: up to where the answer begins (`begins_answer`). `has_pieces`: tell the bytes of each
-    token, too.
+    A text gets the model's start token (`has_start`), and its special tokens are read as such (`has_special`). Messages go
+    up to the start of the answer (`begins_answer`). `has_pieces` asks for the bytes of each token.
     """
 
     has_start: bool = False
@@ -47,10 +41,10 @@ class TokenService:
     def __init__(self, models: LoadedModels) -> None:
         self._models = models
 
-    async def tokenize(self, ask: Ask, options: TokenOptions, max_tokens: int) -> Tokens:
+    async def tokenize(self, ask: Ask, options: TokenOptions, max_tokens: int) -> TokenizedText:
         """The tokens of a text or of messages. Raises RequestError if there are too many of them."""
 
-        def work(is_cancelled: Callable[[], bool]) -> Tokens:
+        def work(is_cancelled: Callable[[], bool]) -> TokenizedText:
             prompts = loaded.generator.prompts
             try:
                 ids = _encode(ask, loaded, options, PromptLimit(max_tokens, is_cancelled))
@@ -58,31 +52,33 @@ class TokenService:
                 number = f"{'at least ' * error.is_least}{error.prompt_tokens:,}"
                 raise RequestError(f"the prompt has {number} tokens, and may have {max_tokens:,}") from error
             pieces = [prompts.tokenizer.token_bytes(each) for each in ids] if options.has_pieces else []
-            return Tokens(ids, pieces, loaded.generator.context_tokens)
+            return TokenizedText(ids, pieces, loaded.generator.context_tokens)
 
         async with self._models.using(self._models.choose_name(ask.model)) as loaded:
             return await loaded.threads.run(work, ask.num_chars)
 
     async def detokenize(self, model: str | None, ids: Sequence[int]) -> str:
         """The text of ids, special tokens included. Raises RequestError for an id outside the vocabulary."""
+
+        def work(is_cancelled: Callable[[], bool]) -> str:
+            prompts = loaded.generator.prompts
+            known = prompts.encode(ids).tokens  # checks them
+            if not prompts.tokenizer.has_text:
+                raise RequestError("the model has no tokenizer: its token ids have no text")
+            return prompts.decode(known)
+
         async with self._models.using(self._models.choose_name(model)) as loaded:
-            return await loaded.threads.run(lambda _: _decode(loaded.generator.prompts, ids), len(ids))
+            return await loaded.threads.run(work, len(ids))
 
 
 def _encode(ask: Ask, loaded: LoadedModel, options: TokenOptions, limit: PromptLimit) -> Sequence[int]:
     prompts = loaded.generator.prompts
     if ask.messages is None:
         text = ask.text or ""
-        ids = prompts.tokenizer.encode_part(text, limit, has_start=options.has_start, has_special=options.has_special)
+        ids = prompts.tokenizer.encode(text, limit, has_start=options.has_start, has_special=options.has_special)
         limit.check(len(ids))
         return ids
     knows_tools = "tools" in loaded.info.capabilities
     given = prepare_messages(ask.messages, ask.tool_choice.offer(ask.tools), template_knows_tools=knows_tools)
-    return prompts.encode(given.messages, tools=given.tools, limit=limit, add_generation_prompt=options.begins_answer).ids
-
-
-def _decode(prompts: Prompts, ids: Sequence[int]) -> str:
-    known = prompts.encode(ids).ids  # checks them
-    if not prompts.tokenizer.has_text:
-        raise RequestError("the model has no tokenizer: its token ids have no text")
-    return prompts.decode(known)
+    begins = options.begins_answer
+    return prompts.encode(given.messages, tools=given.tools, limit=limit, add_generation_prompt=begins).tokens

@@ -1,4 +1,4 @@
-"""Archives of trees on their way to or from a client: each is a file in a folder of the cache until it was used or sent."""
+"""Archives of trees on their way to or from a client, as files in a folder of the cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STALE_S = 86_400.0
 
 
 def make_file(settings: Settings) -> Path:
-    """A new empty file that only its owner can read. Files that a killed server left behind long ago are deleted."""
+    """A new empty file that only its owner can read. Old files of a killed server are deleted."""
     folder = settings.cache_folder / _FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for old in folder.iterdir():
@@ -32,7 +32,6 @@ def make_file(settings: Settings) -> Path:
 
 @contextmanager
 def temporary_file(settings: Settings) -> Iterator[Path]:
-    """A file for as long as the context lasts."""
     file = make_file(settings)
     try:
         yield file
@@ -41,7 +40,7 @@ def temporary_file(settings: Settings) -> Iterator[Path]:
 
 
 def require_room(settings: Settings, num_bytes: int) -> int:
-    """How large a file may be that leaves free what has to be. Raises Unavailable if one of this size would not."""
+    """The largest size of a file that leaves `disk_free` bytes free. Raises Unavailable if this one would not."""
     free_bytes = free_disk_bytes(settings.cache_folder)
     room_bytes = free_bytes - settings.disk_free
     if num_bytes > room_bytes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from bough.cache.admin.manifest import Chain
-from bough.cache.graft import ImportedStep, ImportedTree
+from bough.cache.admin.archive_format import Chain
+from bough.cache.graft import ImportedTree
 from bough.types import Boundary, Mark
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
@@ -22,18 +22,15 @@ def bring(
     for chat in chats:
         world.run(chat, boundaries=[Boundary(1 + len(chat) // 2, Mark.SYSTEM_END)], salt=salt)
     world.cache.flush()
-    addresses = [*donor.platter.files, *donor.platter.points]
-    chain = Chain(disk.keys, disk.root(salt), addresses)  # type: ignore[arg-type]
-    ends = {chain.find(address): address.end for address in addresses}
-    steps = [ImportedStep(step.parent, step.tokens, ends.get(index, 0)) for index, step in enumerate(chain.steps)]
+    chain = Chain(disk.keys, disk.root(salt), [*donor.platter.files, *donor.platter.points])  # type: ignore[arg-type]
     for address, (content, nbytes, last_used) in donor.platter.files.items():
         step = chain.find(address)
         if step is not None and chance.random() >= loss and disk.has_room(nbytes):
             file = disk.put(address, lambda content=content: content, nbytes, last_used=last_used, has_user=False)  # type: ignore[misc]
-            steps[step].files.append(file)
+            chain.steps[step].files.append(file)
     for record in donor.platter.points.values():
         if (step := chain.find(record.address)) is not None and chance.random() >= loss:
             disk.put_new_point(record)
-            steps[step].points.append(record)
+            chain.steps[step].points.append(record)
     disk.work()
-    return ImportedTree(steps)
+    return ImportedTree(chain.steps)

@@ -11,10 +11,11 @@ from typing import Any, Never
 
 import pytest
 
-from bough.cache.admin.archive import MANIFEST, export_tree, import_tree, read_manifest
+from bough.cache.admin.archive import export_tree, import_tree
+from bough.cache.admin.archive_format import MANIFEST, read_manifest
 from bough.cache.disk import Disk, DiskError, page_files
 from bough.errors import QueueFull
-from tests.cache.disk.shelf import Shelf, address_of, content_of, get, point_of, put, put_path
+from tests.cache.disk.shelf import Shelf, address_of, content_of, get, point_of, put, put_path, put_point
 
 TOKENS = list(range(100, 110))
 
@@ -34,8 +35,8 @@ def archive(disk: Disk, tmp_path: Path) -> Path:
     put(disk, address_of(disk, [*TOKENS[:4], 7, 8], 4, salt="ours"))
     put(disk, address_of(disk, TOKENS[:8], 8, group=1, salt="ours"), last_used=6.0)
     put_path(disk, [55] * 8, salt="theirs")
-    disk.put_point(point_of(disk, TOKENS[:6], "ours"), reason=3, is_kept=True, is_superseded=True, last_used=5.0)
-    disk.put_point(point_of(disk, [55] * 3, "theirs"), reason=3, is_kept=True, is_superseded=True, last_used=5.0)
+    put_point(disk, point_of(disk, TOKENS[:6], "ours"), reason=3, is_kept=True, is_superseded=True, last_used=5.0)
+    put_point(disk, point_of(disk, [55] * 3, "theirs"), reason=3, is_kept=True, is_superseded=True, last_used=5.0)
     exported = export_tree(disk, tmp_path / "archive.tar", "ours")
     assert (exported.num_items, exported.nbytes, exported.num_skipped) == (5, 5000, 0)
     return tmp_path / "archive.tar"

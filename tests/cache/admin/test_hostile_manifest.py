@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from bough.cache.admin.archive import MANIFEST, export_tree, import_tree
+from bough.cache.admin.archive import export_tree, import_tree
+from bough.cache.admin.archive_format import MANIFEST
 from bough.cache.admin.trees import verify_tree
 from bough.cache.disk import Disk, DiskError
 from bough.cache.steps import run_at_once
@@ -30,7 +31,7 @@ ODD: tuple[Any, ...] = (
 
 
 def open_disk(folder: Path) -> Disk:
-    return Disk.open(folder, fingerprint="f", page_tokens=4, budget_bytes=2**30, floor_bytes=0)
+    return Disk(folder, fingerprint="f", page_tokens=4, budget_bytes=2**30, floor_bytes=0)
 
 
 def make_archive(folder: Path, model: str) -> tuple[dict[str, Any], list[tuple[str, bytes]]]:

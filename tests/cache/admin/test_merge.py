@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bough.cache.admin.archive import export_tree, import_tree, read_manifest
-from bough.cache.admin.merge import merge_archives
+from bough.cache.admin.archive import export_tree, import_tree, merge_archives
+from bough.cache.admin.archive_format import read_manifest
 from bough.cache.disk import Disk, DiskError
-from tests.cache.disk.shelf import Shelf, address_of, content_of, get, point_of, put, put_path
+from tests.cache.disk.shelf import Shelf, address_of, content_of, get, point_of, put, put_path, put_point
 
 SHARED = list(range(100, 108))
 ONE, TWO = [*SHARED, 1, 2], [*SHARED, 5, 6, 7]
@@ -28,7 +28,7 @@ def sources(disk: Disk, other: Disk, tmp_path: Path) -> list[Path]:
     """Archives of two disks that share the beginning of their paths."""
     for each, tokens in ((disk, ONE), (other, TWO)):
         put_path(each, tokens)
-        each.put_point(point_of(each, SHARED), reason=3, is_kept=each is other, is_superseded=True, last_used=5.0)
+        put_point(each, point_of(each, SHARED), reason=3, is_kept=each is other, is_superseded=True, last_used=5.0)
     put(other, address_of(other, SHARED, 8, group=1), last_used=6.0)
     files = [tmp_path / "one.tar", tmp_path / "two.tar"]
     for each, file in zip((disk, other), files, strict=True):

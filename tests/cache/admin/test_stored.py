@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from bough.cache.admin.stored import open_stored
-from bough.cache.admin.view import explain, view_tree
+from bough.cache.admin.trees import open_stored
+from bough.cache.admin.view import look_up, view_tree
 from bough.cache.disk import DiskError
 from bough.cache.disk.index import INDEX
 from bough.cache.prefix_cache import PrefixCache
+from bough.cache.tree.tokens import pack
 from tests.crash.tree import SALTS, Setup, serve
 from tests.fakes import MODELS
 
@@ -27,7 +28,8 @@ def look(cache: PrefixCache, setup: Setup) -> list[Any]:
     chance = random.Random("asked")
     requests = [setup.make_request(chance) for _ in range(20)]
     views = [view_tree(cache.forest, 0.0, decode, salt).as_dict() for salt in (None, *SALTS)]
-    explained = [explain(cache, request.prompt, request.salt, decode) for request in requests]
+    prompts = [(pack(request.prompt), request.salt) for request in requests]
+    explained = [look_up(cache, prompt, salt).explain(prompt, decode) for prompt, salt in prompts]
     return [_without_time(views), explained]
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from bough.cache.admin.trees import list_trees, make_room, remove_tree, verify_tree
 from bough.cache.disk import Disk, DiskBusy, DiskError
-from bough.cache.disk.index import INDEX
-from tests.cache.disk.shelf import Shelf, address_of, content_of, get, point_of, put, put_path
+from bough.cache.disk.index import INDEX, index_bytes
+from tests.cache.disk.shelf import Shelf, address_of, content_of, get, point_of, put, put_path, put_point
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_trees_are_shown_without_being_touched(trees: Path) -> None:
     with Shelf(trees / "a").open(model="model a") as disk:
         put_path(disk, range(8))
         put(disk, address_of(disk, range(8), 8, group=1), last_used=30.0)
-        disk.put_point(point_of(disk, range(8)), reason=0, is_kept=True, is_superseded=False, last_used=9.0)
+        put_point(disk, point_of(disk, range(8)), reason=0, is_kept=True, is_superseded=False, last_used=9.0)
         assert disk.flush(10)
         before = snapshot(trees)
         first, second = list_trees(trees)
@@ -51,7 +51,7 @@ def test_trees_are_shown_without_being_touched(trees: Path) -> None:
         assert snapshot(trees) == before
         assert (first.name, first.folder, first.model) == ("a", trees / "a", "model a")
         assert (first.num_pages, first.num_states, first.num_points, first.page_tokens) == (2, 1, 1, 4)
-        assert (first.nbytes, first.index_bytes) == (disk.used_bytes, disk.index_bytes)
+        assert (first.nbytes, first.index_bytes) == (disk.used_bytes, index_bytes(disk.folder))
         assert (first.last_used, first.owner_pid, first.problem) == (30.0, os.getpid(), "")
         assert (second.name, second.fingerprint, second.owner_pid) == ("b", "fingerprint of b", None)
         assert (second.num_pages, second.last_used) == (2, 20.0)
@@ -148,7 +148,7 @@ def test_what_an_owner_deletes_and_writes_while_its_tree_is_verified_is_no_damag
 
     assert (found.num_files, found.orphans) == (2, 0)
     assert found.problems == (f"{damaged.name}: damaged",)
-    assert isinstance(found.not_owner, DiskBusy) and found.not_owner.pid == os.getpid()
+    assert found.is_in_use and found.owner_pid == os.getpid()
 
 
 def test_a_removed_tree_is_gone_and_what_is_not_ours_stays(trees: Path) -> None:

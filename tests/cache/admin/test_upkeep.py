@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from bough.cache.admin.upkeep import keep
+from bough.cache.admin.nodes import keep
 from bough.cache.graft import ImportedTree
 from bough.cache.steps import Steps
 from bough.errors import EngineError

@@ -6,8 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from bough.cache.admin.stats import salt_stats, stats
-from bough.cache.admin.view import RECENT_S, Viewer, explain, look_up, take_records, view_tree
+from bough.cache.admin.view import RECENT_S, Viewer, look_up, take_records, view_tree
 from bough.cache.steps import run_at_once
 from bough.cache.tree.state import Tier
 from bough.cache.tree.tokens import pack
@@ -75,7 +77,7 @@ def test_a_view_is_of_the_moment_at_which_it_is_finished() -> None:
     world.run([1, 2, 7, 8])
     trie = world.cache.forest.find("")
     for node in trie.walk():
-        trie.note(node)
+        trie.census.note(node)
 
     steps = take_records(world.cache.forest, world.cache.clock.now)
     next(steps)
@@ -175,7 +177,7 @@ def test_a_view_shows_that_a_request_has_come_to_a_node_that_was_known() -> None
     world.prefill(session)
 
     tree = view_tree(world.cache.forest, world.cache.clock.now(), Decoder())
-    assert [node.text for node in tree.nodes if node.is_pinned] == ["7 8"]
+    assert [node.text for node in tree.nodes if node.is_in_use] == ["7 8"]
     world.close(session)
 
 
@@ -203,11 +205,11 @@ def test_figures_walk_neither_nodes_nor_tries() -> None:
 
 
 def test_an_explanation_shows_a_few_of_many_branches() -> None:
-    world, decoder = World(MODELS["full"], 2), Decoder()
+    world, decoder, prompt = World(MODELS["full"], 2), Decoder(), pack([1, 2, 63])
     for token in range(60):
         world.run([1, 2, token])
 
-    found = explain(world.cache, [1, 2, 63], "", decoder)
+    found = look_up(world.cache, prompt, "").explain(prompt, decoder)
 
     assert found.matched_tokens == 2
     assert len(found.tree_goes_on) == 16
@@ -225,3 +227,13 @@ def test_what_was_found_of_a_prompt_is_plain_and_is_put_into_words_later() -> No
     assert decoder.num_tokens == 0
     assert found.explain(prompt, decoder).tree_goes_on == ("3 4",)
     assert found.explain(prompt, decoder).prompt_goes_on == "9"
+
+
+@pytest.mark.parametrize("prompt", [[1, 2, 3, 9], [1, 2, 3], [1, 2, 3, 4, 5]])
+def test_a_prompt_is_kept_only_if_all_of_it_is_what_was_kept(prompt: list[int]) -> None:
+    world = World(MODELS["full"], 2)
+    world.run([1, 2, 3, 4], keep=True)
+
+    assert world.cache.is_kept([1, 2, 3, 4]) and look_up(world.cache, pack([1, 2, 3, 4]), "").is_kept
+    assert not world.cache.is_kept(prompt)
+    assert not look_up(world.cache, pack(prompt), "").is_kept

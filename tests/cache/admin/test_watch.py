@@ -7,7 +7,7 @@ import random
 import pytest
 
 from bough.cache.admin.nodes import evict_node
-from bough.cache.admin.watch import Place, TreeChanges, TreeWatch, locate
+from bough.cache.admin.watch import TreeChanges, TreePosition, TreeWatch, locate
 from bough.cache.steps import Steps, run_at_once
 from bough.cache.tree.census import NodeRecord
 from bough.cache.tree.tokens import pack
@@ -154,7 +154,7 @@ def _begin_look(mirror: Mirror) -> Steps[TreeChanges]:
     """A look that has taken its first step: each node has something new to tell."""
     trie = mirror.world.cache.forest.find("")
     for node in trie.walk():
-        trie.note(node)
+        trie.census.note(node)
     steps = mirror.watch.look()
     next(steps)
     return steps
@@ -184,4 +184,4 @@ def test_prompts_are_located_in_the_tree_of_their_salt() -> None:
 
     found = locate(world.cache, [(pack([1, 2, 9]), ""), (pack([5]), ""), (pack([1]), "nobody")])
 
-    assert found == [Place(key, 2), Place(None, 0), Place(None, 0)]
+    assert found == [TreePosition(key, 2), TreePosition(None, 0), TreePosition(None, 0)]

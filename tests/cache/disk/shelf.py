@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bough.cache.disk import Disk
-from bough.cache.tree.address import POINT, Address, DiskFile
+from bough.cache.tree.address import POINT, Address, DiskFile, PointRecord
 from bough.cache.tree.tokens import cut, pack
 from tests.waiting import BOUND_S
 
@@ -33,7 +33,7 @@ class Shelf:
             "floor_bytes": 0,
             "warn": self.warnings.append,
         }
-        return Disk.open(self.folder, **(settings | changes))
+        return Disk(self.folder, **(settings | changes))
 
     def page_files(self) -> list[Path]:
         return sorted(file for file in (self.folder / "pages").rglob("*") if file.is_file())
@@ -63,6 +63,20 @@ def content_of(address: Address, num_bytes: int = CONTENT_BYTES) -> bytes:
 def put(disk: Disk, address: Address, *, last_used: float = 1.0) -> DiskFile:
     content = content_of(address)
     return disk.put(address, lambda: content, len(content), last_used=last_used)
+
+
+def put_point(
+    disk: Disk,
+    address: Address,
+    *,
+    reason: int,
+    is_kept: bool = False,
+    is_superseded: bool = False,
+    last_used: float | None = None,
+) -> None:
+    """Note a restore point; it was used just now unless told otherwise."""
+    used = disk.now() if last_used is None else last_used
+    disk.put_point(PointRecord(address, reason, is_kept, is_superseded, used))
 
 
 def get(disk: Disk, file: DiskFile) -> bytearray:

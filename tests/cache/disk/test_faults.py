@@ -25,6 +25,7 @@ from tests.cache.disk.shelf import (
     long_back_off,
     put,
     put_path,
+    put_point,
     save,
 )
 
@@ -106,7 +107,7 @@ def test_every_flipped_bit_of_a_header_is_noticed(disk: Disk) -> None:
     for at in range(file.stat().st_size - CONTENT_BYTES):
         flip(file, at)
         with pytest.raises(DiskMiss):
-            disk._opened.files.read(disk.keys.name(disk_file.address), disk_file.address)
+            disk.read(disk_file)
         flip(file, at)
     assert get(disk, disk_file) == content_of(disk_file.address)
 
@@ -223,7 +224,7 @@ def test_an_index_that_cannot_be_written_loses_nothing(disk: Disk, shelf: Shelf,
             disk.drop(dropped)
             whole = put(disk, address_of(disk, [7, 7], 0))
             point = address_of(disk, [5], 1, group=-1)
-            disk.put_point(point, reason=0, is_kept=True, is_superseded=False, last_used=1.0)
+            put_point(disk, point, reason=0, is_kept=True, is_superseded=False, last_used=1.0)
         assert not disk.flush(10)
 
         assert whole.has_failed and part.num_users == 1 and part in disk.files()

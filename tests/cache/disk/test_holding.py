@@ -12,13 +12,12 @@ import pytest
 
 from bough.cache.disk import Disk
 from bough.cache.disk.index import Index
-from tests.cache.disk.shelf import Shelf, address_of, content_of, get, point_of, put, put_path, save
+from tests.cache.disk.shelf import Shelf, address_of, content_of, get, point_of, put, put_path, put_point, save
 
 
 def read(disk: Disk, tokens: list[int], salt: str = "") -> bytes:
     file = next(file for file in disk._ledger.retired.values() if file.address == address_of(disk, tokens, 0, salt=salt))
-    with disk.open_payload(file) as payload:
-        return b"".join(bytes(piece) for piece in payload.pieces(bytearray(100)))
+    return bytes(disk.read(file))
 
 
 def test_a_held_file_that_nobody_uses_can_be_read_until_the_hold_ends(disk: Disk, shelf: Shelf) -> None:
@@ -86,7 +85,8 @@ def test_what_is_held_when_the_process_ends_is_found_by_the_next(shelf: Shelf) -
     with shelf.open() as disk:
         file = put(disk, address_of(disk, [1], 0))
         assert disk.flush(10)
-        disk._ledger.hold(disk.root(""))
+        held = disk.hold(disk.root(""))
+        held.__enter__()
         disk.drop(file)
 
     with shelf.open() as disk:
@@ -150,12 +150,12 @@ def test_what_is_being_indexed_while_it_is_cleared_is_gone_and_what_comes_after_
     with shelf.open() as disk:
         with indexing(monkeypatch, fails=fails) as has_begun:
             old = put(disk, address_of(disk, [1], 0))
-            disk.put_point(point_of(disk, [1]), reason=0, is_kept=True, is_superseded=False, last_used=1.0)
+            put_point(disk, point_of(disk, [1]), reason=0, is_kept=True, is_superseded=False, last_used=1.0)
             assert has_begun.wait(60)
-            disk.put_point(point_of(disk, [1, 2]), reason=0, is_kept=True, is_superseded=False, last_used=1.0)
+            put_point(disk, point_of(disk, [1, 2]), reason=0, is_kept=True, is_superseded=False, last_used=1.0)
             wait = disk.clear()
             new = put(disk, address_of(disk, [2], 0))
-            disk.put_point(point_of(disk, [2]), reason=0, is_kept=True, is_superseded=False, last_used=1.0)
+            put_point(disk, point_of(disk, [2]), reason=0, is_kept=True, is_superseded=False, last_used=1.0)
             disk.check()
         wait()
         assert not old.is_saved or not disk._ledger.is_live(old)

@@ -16,9 +16,9 @@ import pytest
 from bough.cache.admin.trees import list_trees, verify_tree
 from bough.cache.disk import Disk
 from bough.cache.disk.index import INDEX
-from bough.cache.disk.keys import Keys
+from bough.cache.disk.keys import PageKeys
 from bough.cache.tree.address import POINT, Address
-from tests.cache.disk.shelf import Shelf, address_of, content_of, get, point_of, put, put_path
+from tests.cache.disk.shelf import Shelf, address_of, content_of, get, point_of, put, put_path, put_point
 from tests.fakes import MODELS
 from tests.scenarios.world import World
 
@@ -65,7 +65,7 @@ def change(folder: Path, *statements: str) -> None:
 def test_a_point_that_makes_no_sense_is_dropped_and_counted(shelf: Shelf, statement: str) -> None:
     with shelf.open() as disk:
         put_path(disk, FIRST)
-        disk.put_point(point_of(disk, FIRST[:6]), reason=3, is_kept=False, is_superseded=False)
+        put_point(disk, point_of(disk, FIRST[:6]), reason=3, is_kept=False, is_superseded=False)
     change(shelf.folder, statement)
 
     found = verify_tree(shelf.folder)
@@ -108,7 +108,7 @@ def test_a_copy_that_makes_no_sense_is_dropped_with_its_file(shelf: Shelf, state
 def test_repairing_removes_rows_that_make_no_sense(shelf: Shelf) -> None:
     with shelf.open() as disk:
         put_path(disk, FIRST)
-        disk.put_point(point_of(disk, FIRST[:6]), reason=3, is_kept=False, is_superseded=False)
+        put_point(disk, point_of(disk, FIRST[:6]), reason=3, is_kept=False, is_superseded=False)
     change(shelf.folder, "UPDATE points SET reason = 99", "UPDATE copies SET nbytes = 'x' WHERE id = 2")
 
     found = verify_tree(shelf.folder, repair=True)
@@ -119,7 +119,7 @@ def test_repairing_removes_rows_that_make_no_sense(shelf: Shelf) -> None:
 def test_a_use_in_the_future_counts_as_now(shelf: Shelf) -> None:
     with shelf.open() as disk:
         put_path(disk, FIRST)
-        disk.put_point(point_of(disk, FIRST[:6]), reason=3, is_kept=False, is_superseded=False)
+        put_point(disk, point_of(disk, FIRST[:6]), reason=3, is_kept=False, is_superseded=False)
     change(shelf.folder, "UPDATE uses SET last_used = 1e12 WHERE id = 1", "UPDATE points SET last_used = 1e12")
 
     with shelf.open(clock=lambda: 500.0) as disk:
@@ -146,8 +146,8 @@ def test_a_tree_that_misstates_its_page_size_is_named_and_not_read(shelf: Shelf,
 def test_a_row_that_cannot_be_stored_is_dropped_and_the_rest_is_saved(disk: Disk, shelf: Shelf) -> None:
     bad = put(disk, address_of(disk, [9], 0), last_used=math.nan)
     good = put_path(disk, FIRST)
-    disk.put_point(point_of(disk, FIRST[:6]), reason=10**30, is_kept=False, is_superseded=False)
-    disk.put_point(point_of(disk, FIRST[:7]), reason=3, is_kept=False, is_superseded=False)
+    put_point(disk, point_of(disk, FIRST[:6]), reason=10**30, is_kept=False, is_superseded=False)
+    put_point(disk, point_of(disk, FIRST[:7]), reason=3, is_kept=False, is_superseded=False)
     assert not disk.flush(10)  # one of them failed
 
     assert bad.has_failed and not bad.is_saved
@@ -176,7 +176,7 @@ def test_after_a_row_that_could_not_be_stored_others_are_written_as_before(disk:
 
 def make_tree(folder: Path, model: str) -> Path:
     """A tree on disk: two branches under one salt, a path under another, with states and restore points."""
-    with Disk.open(folder, fingerprint="f", page_tokens=4, budget_bytes=2**30, floor_bytes=0) as disk:
+    with Disk(folder, fingerprint="f", page_tokens=4, budget_bytes=2**30, floor_bytes=0) as disk:
         world = World(MODELS[model], 4, disk=disk)
         world.run(FIRST, [24, 25, 26])
         world.run(SECOND, [62])
@@ -187,13 +187,13 @@ def make_tree(folder: Path, model: str) -> Path:
 
 def damage(folder: Path, chance: random.Random) -> int:
     """Put odd values into some columns, and swap some; returns how many values were changed."""
-    keys = Keys((folder / "secret").read_bytes(), "f", 4)
+    keys = PageKeys((folder / "secret").read_bytes(), "f", 4)
     with contextlib.closing(sqlite3.connect(folder / INDEX, isolation_level=None)) as connection:
         connection.text_factory = bytes
         return sum(_damage_one(connection, keys, chance) for _ in range(chance.randint(1, 6)))
 
 
-def _damage_one(connection: sqlite3.Connection, keys: Keys, chance: random.Random) -> bool:
+def _damage_one(connection: sqlite3.Connection, keys: PageKeys, chance: random.Random) -> bool:
     table = chance.choice(list(COLUMNS))
     column = chance.choice(COLUMNS[table])
     row_ids = [row_id for (row_id,) in connection.execute(f"SELECT rowid FROM {table}")]
@@ -213,7 +213,7 @@ def _damage_one(connection: sqlite3.Connection, keys: Keys, chance: random.Rando
     return True
 
 
-def _sign(connection: sqlite3.Connection, keys: Keys, table: str, row_id: int) -> None:
+def _sign(connection: sqlite3.Connection, keys: PageKeys, table: str, row_id: int) -> None:
     """Give a row the name that its address has now, as if we had written it ourselves."""
     columns = "root, before, tokens, group_index, start_offset, end_offset"
     if table == "points":
@@ -225,7 +225,7 @@ def _sign(connection: sqlite3.Connection, keys: Keys, table: str, row_id: int) -
 
 def start_and_use(folder: Path, model: str) -> int:
     """Open a tree as a start does, and answer from it, rightly; returns how many of its rows were dropped."""
-    with Disk.open(folder, fingerprint="f", page_tokens=4, budget_bytes=2**30, floor_bytes=0) as disk:
+    with Disk(folder, fingerprint="f", page_tokens=4, budget_bytes=2**30, floor_bytes=0) as disk:
         world = World(MODELS[model], 4, disk=disk)
         world.check()
         for prompt, salt in ((FIRST, ""), (SECOND, ""), (OTHERS, "theirs"), ([*FIRST, 24, 25, 90], "")):
@@ -269,7 +269,7 @@ def test_times_before_the_first_are_no_damage(shelf: Shelf) -> None:
     with shelf.open() as disk:  # the clock was set to 0 for a while
         files = put_path(disk, FIRST)
         disk.touch(files, -3.0)
-        disk.put_point(point_of(disk, FIRST[:6]), reason=3, is_kept=False, is_superseded=False, last_used=-3.0)
+        put_point(disk, point_of(disk, FIRST[:6]), reason=3, is_kept=False, is_superseded=False, last_used=-3.0)
 
     assert verify_tree(shelf.folder).problems == ()
     with shelf.open() as disk:

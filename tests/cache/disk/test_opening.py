@@ -20,8 +20,8 @@ import pytest
 
 from bough.cache.admin.trees import verify_tree
 from bough.cache.disk import DiskBusy, DiskError, page_files
+from bough.cache.disk.folder import FolderLock
 from bough.cache.disk.index import INDEX
-from bough.cache.disk.lock import FolderLock
 from bough.cache.tree.tokens import unpack
 from tests.cache.disk.shelf import Shelf, address_of, content_of, get, put, put_path, save
 

@@ -10,7 +10,7 @@ import sqlite3
 import pytest
 
 from bough.cache.disk import Disk, DiskMiss, page_files
-from bough.cache.disk.index import Changes, Index, Rejected
+from bough.cache.disk.index import Index, IndexChanges, Rejected
 from bough.cache.tree.address import DiskFile
 from tests.cache.disk.shelf import Shelf, address_of, content_of, get, put, save
 from tests.waiting import BOUND_S, wait_until
@@ -31,7 +31,7 @@ class Play:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return write_some(descriptor, parts)
 
-        def apply_or_fail(index: Index, changes: Changes) -> Rejected:
+        def apply_or_fail(index: Index, changes: IndexChanges) -> Rejected:
             if self.is_failing and self.random.random() < 0.3:
                 raise sqlite3.OperationalError("disk I/O error")
             return apply(index, changes)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from bough.cache.disk import Disk, DiskError, DiskMiss, DiskUnwritable, NotOwner, ReadOnlyTree
+from bough.cache.disk.folder import FolderLock
 from bough.cache.disk.index import open_read_only
-from bough.cache.disk.lock import FolderLock
-from bough.cache.disk.rows import decode_groups, encode_groups
-from tests.cache.disk.shelf import Shelf, address_of, content_of, get, point_of, put, put_path
+from bough.cache.disk.index_rows import decode_groups, encode_groups
+from tests.cache.disk.shelf import Shelf, address_of, content_of, get, point_of, put, put_path, put_point
 from tests.fakes import MODELS
 
 TOKENS = list(range(10))
@@ -44,7 +44,7 @@ def test_a_reader_reads_what_its_owner_has_saved_and_says_who_that_is(disk: Disk
 
 def test_nothing_that_a_reader_is_asked_for_changes_the_folder(disk: Disk, shelf: Shelf) -> None:
     put_path(disk, TOKENS)
-    disk.put_point(point_of(disk, TOKENS[:4]), reason=1, is_kept=True, is_superseded=False)
+    put_point(disk, point_of(disk, TOKENS[:4]), reason=1, is_kept=True, is_superseded=False)
     assert disk.flush(10)
     before = snapshot(shelf.folder)
 
@@ -137,7 +137,7 @@ def test_an_owner_that_clears_is_told_if_a_reader_still_has_the_log(disk: Disk, 
     put_path(disk, TOKENS)
     assert disk.flush(10)
     assert disk._opened.owned is not None
-    disk._opened.owned.index._connection.execute("PRAGMA busy_timeout = 50")
+    disk._opened.owned.index.connection.execute("PRAGMA busy_timeout = 50")
     with open_read_only(shelf.folder) as connection:
         connection.execute("BEGIN")
         connection.execute("SELECT count(*) FROM copies").fetchall()
@@ -162,5 +162,5 @@ def test_who_opens_a_tree_without_knowing_its_groups_leaves_those_that_it_has(sh
 
     with shelf.open() as disk:
         assert disk._opened.owned is not None
-        meta = dict(disk._opened.owned.index._connection.execute("SELECT key, value FROM meta"))
+        meta = dict(disk._opened.owned.index.connection.execute("SELECT key, value FROM meta"))
         assert decode_groups(meta["groups"]) == list(MODELS["full+window"])

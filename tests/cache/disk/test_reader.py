@@ -9,7 +9,7 @@ import pytest
 
 from bough.cache.disk import Disk, DiskMiss, page_files
 from bough.cache.disk.page_files import KeepReading
-from bough.cache.disk.reader import NUM_THREADS, Reader, ReadList
+from bough.cache.disk.reader import NUM_THREADS, DiskReader, ReadList
 from bough.cache.tree.address import Address, DiskFile
 from bough.errors import EngineError
 from tests.cache.disk.shelf import Shelf, content_of, put_path
@@ -101,13 +101,13 @@ class Hanging:
 
 
 def files_of(number: int) -> list[DiskFile]:
-    return [DiskFile(Address(b"", b"", b"", 0, at, at + 1), 4, is_saved=True) for at in range(number)]
+    return [DiskFile(b"", Address(b"", b"", b"", 0, at, at + 1), 4, is_saved=True) for at in range(number)]
 
 
 def test_a_read_that_hangs_stops_neither_the_caller_nor_other_reads() -> None:
     hanging, files = Hanging(), files_of(4)
     hanging.hangs = {files[0]}
-    reader = Reader(hanging)
+    reader = DiskReader(hanging)
     stuck, other = reader.open_list(), reader.open_list()
     stuck.want(files[:1])
     wait_until(lambda: hanging.begun == files[:1])
@@ -125,7 +125,7 @@ def test_a_read_that_hangs_stops_neither_the_caller_nor_other_reads() -> None:
 def test_what_nobody_wants_any_more_is_not_read() -> None:
     hanging, files = Hanging(), files_of(NUM_THREADS + 2)
     hanging.hangs = set(files[:NUM_THREADS])
-    reader = Reader(hanging)
+    reader = DiskReader(hanging)
     reads = reader.open_list()
     reads.want(files)
     wait_until(lambda: len(hanging.begun) == NUM_THREADS)
@@ -142,7 +142,7 @@ def test_what_nobody_wants_any_more_is_not_read() -> None:
 
 def test_lists_take_turns_so_that_a_long_one_does_not_hold_up_a_short_one() -> None:
     """Without threads: what is taken next is asked for directly."""
-    reader, files = Reader(Hanging()), files_of(8)
+    reader, files = DiskReader(Hanging()), files_of(8)
     reader._start_threads = lambda: None  # type: ignore[method-assign]
     long, short = reader.open_list(), reader.open_list()
     long.want(files[:6])
@@ -177,7 +177,7 @@ def test_a_large_file_that_nobody_wants_any_more_is_given_up_in_the_middle(
 
 def test_time_in_which_a_read_hangs_that_nobody_wants_does_not_count() -> None:
     now, files = [0.0], files_of(2)
-    reader = Reader(Hanging(), lambda: now[0])
+    reader = DiskReader(Hanging(), lambda: now[0])
     reader._start_threads = lambda: None  # type: ignore[method-assign]
     reads = reader.open_list()
     reads.want(files)
@@ -200,7 +200,7 @@ def test_time_in_which_a_read_hangs_that_nobody_wants_does_not_count() -> None:
 
 def test_no_more_is_read_while_enough_waits_to_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bough.cache.disk.reader.MAX_HELD_BYTES", 8)  # two files of four bytes
-    reader, files = Reader(Hanging()), files_of(6)
+    reader, files = DiskReader(Hanging()), files_of(6)
     reads = reader.open_list()
     reads.want(files)
     wait_until(lambda: reads.num_done >= 2)
@@ -216,7 +216,7 @@ def test_no_more_is_read_while_enough_waits_to_be_taken(monkeypatch: pytest.Monk
 
 
 def test_without_threads_reads_fail_and_the_next_time_they_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, files = Reader(Hanging()), files_of(2)
+    reader, files = DiskReader(Hanging()), files_of(2)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", lambda self: (_ for _ in ()).throw(RuntimeError("no more threads")))
         reads = reader.open_list()

@@ -66,7 +66,7 @@ def test_one_sweep_removes_all_that_is_too_old_few_at_a_time_with_its_parents() 
     sweeps.now, left = 150.0, [600]
 
     while sweeps.expiry.expire():
-        left.append(sweeps.trie.counts.nodes)
+        left.append(sweeps.trie.census.counts.nodes)
 
     assert [node for node in sweeps.world.cache.forest.nodes() if node.is_leaf] == [sweeps.leaves[50]]
     assert max(before - after for before, after in pairwise(left)) <= EXPIRE_REMOVALS + 3
@@ -76,8 +76,7 @@ def test_a_sweep_goes_on_when_the_tree_changes_on_its_way() -> None:
     sweeps = Sweeps(num_branches=1000)
     sweeps.expiry.expire()
     for leaf in sweeps.leaves[::2]:
-        parent = sweeps.trie.remove(leaf)
-        sweeps.world.cache.residency.evictor.settle(sweeps.trie, parent)
+        sweeps.world.cache.residency.evictor.remove(sweeps.trie, leaf)
     for leaf in sweeps.leaves[1::2]:
         assert leaf.parent is not None
         sweeps.trie.merge(leaf.parent)

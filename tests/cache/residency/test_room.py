@@ -7,7 +7,7 @@ import random
 import pytest
 
 from bough.cache.residency import room as room_module
-from bough.cache.tree.node import Node, Pin, Point
+from bough.cache.tree.node import Hold, Node, Point
 from bough.cache.tree.state import Kind, Page, Tier
 from bough.errors import DoesNotFit
 from tests.fakes import MODELS
@@ -16,7 +16,7 @@ from tests.scenarios.world import World
 PAGE = 4
 
 
-def pinned_bytes(w: World) -> int:
+def held_bytes(w: World) -> int:
     """By brute force: bytes on the device that stay, because a lane stands on them."""
     total = 0
     for node, at in w.cache.forest.held_nodes().items():
@@ -30,7 +30,7 @@ def _stays(node: Node, at: int, item: object) -> bool:
     if not isinstance(item, Page):
         point = next(point for point in node.points.values() if item in point.states.values())
         return point.offset <= at and not point.is_redundant
-    users: set[Point | Pin] = item.users
+    users: set[Point | Hold] = item.users
     is_needed = any(not isinstance(user, Point) or not user.is_redundant for user in users)
     return item.start < at and (item.group.kind is Kind.FULL or is_needed)
 
@@ -50,7 +50,7 @@ def test_a_shortage_is_told_exactly(model: str, host_bytes: int) -> None:
             w.prefill_chunk(session, chance.randrange(1, 12))
             busy = sum(slot.lane.nbytes for slot in w.cache.lanes.slots if slot.is_busy)
             for needed in (0, 100, 1000, 2000, 2500):
-                missing = max(0, busy + pinned_bytes(w) + needed - 2500)
+                missing = max(0, busy + held_bytes(w) + needed - 2500)
                 assert room.shortage(needed) == missing
                 seen.add(missing > 0)
         if len(open_sessions) == 3:
@@ -74,4 +74,4 @@ def test_a_chunk_that_needs_evictions_does_not_look_at_the_pages_that_it_stands_
     w.prefill(session)
 
     assert w.cache.residency.evictor.counts.tokens > before  # room had to be made
-    assert session.sequence.pin.offset == 200 and not counted
+    assert session.sequence.hold.offset == 200 and not counted

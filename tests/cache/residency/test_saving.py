@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from bough.cache.residency.addresses import PathAddresses
 from bough.cache.residency.memory import own_file
+from bough.cache.residency.node_paths import PathAddresses
 from bough.cache.session import Session
 from bough.cache.tree.address import PageBorder
 from bough.cache.tree.state import Kind, Page, Tier
@@ -51,7 +51,7 @@ def check_addresses(w: World, disk: FakeDisk) -> int:
 
 def unsaved_rows(session: Session) -> list[tuple[int, int]]:
     """The rows of full attention on a session's path that have no file of their own."""
-    items = [item for node in session.sequence.pin.node.path() for item in node.items()]
+    items = [item for node in session.sequence.hold.node.path() for item in node.items()]
     return [item.span for item in items if isinstance(item, Page) and item.group.kind is Kind.FULL and not own_file(item)]
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from bough.cache.disk.errors import DiskMiss
-from bough.cache.disk.keys import Keys
-from bough.cache.store.format import ListedPoint, Section, decode, encode, list_section, read_points
-from bough.cache.store.paths import StorePath
+from bough.cache.disk.keys import PageKeys
+from bough.cache.store.format import ListedPoint, Section, StorePath, decode, encode, list_section, read_points
 from bough.cache.tree.tokens import pack
 
-KEYS = Keys(bytes(32), "model", 4)
+KEYS = PageKeys(bytes(32), "model", 4)
 SECTIONS = [Section(0, 0, 2, b"left"), Section(0, 2, 4, b"right"), Section(1, 4, 4, b"")]
 
 
@@ -24,8 +23,8 @@ ADDRESS = path([1, 2, 3, 4]).rows(0)
 
 
 def test_an_object_comes_back_as_it_was() -> None:
-    content = encode(KEYS, "model", ADDRESS, SECTIONS)
-    found = decode(KEYS, "model", ADDRESS, content)
+    content = encode(KEYS, ADDRESS, SECTIONS)
+    found = decode(KEYS, ADDRESS, content)
     assert [(each.group, each.start, each.end, bytes(each.data)) for each in found.sections] == [
         (0, 0, 2, b"left"),
         (0, 2, 4, b"right"),
@@ -35,29 +34,29 @@ def test_an_object_comes_back_as_it_was() -> None:
 
 
 def test_every_cut_and_every_flipped_byte_is_a_miss() -> None:
-    content = encode(KEYS, "model", ADDRESS, SECTIONS)
+    content = encode(KEYS, ADDRESS, SECTIONS)
     for at in range(len(content)):
         for wrong in (content[:at], content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :], content + b"x"):
             with pytest.raises(DiskMiss):
-                decode(KEYS, "model", ADDRESS, wrong)
+                decode(KEYS, ADDRESS, wrong)
 
 
 @pytest.mark.parametrize(
-    ("keys", "fingerprint", "address"),
+    ("keys", "address"),
     [
-        (Keys(bytes(31) + b"x", "model", 4), "model", ADDRESS),
-        (KEYS, "other", ADDRESS),
-        (KEYS, "model", path([1, 2, 3, 9]).rows(0)),
-        (KEYS, "model", path([1, 2, 3, 4], salt="other").rows(0)),
-        (KEYS, "model", path([1, 2, 3, 4]).points(0)),
-        (KEYS, "model", path([1, 2, 3, 4]).point(4)),
+        (PageKeys(bytes(31) + b"x", "model", 4), ADDRESS),
+        (PageKeys(bytes(32), "other", 4), ADDRESS),
+        (KEYS, path([1, 2, 3, 9]).rows(0)),
+        (KEYS, path([1, 2, 3, 4], salt="other").rows(0)),
+        (KEYS, path([1, 2, 3, 4]).points(0)),
+        (KEYS, path([1, 2, 3, 4]).point(4)),
     ],
     ids=["secret", "model", "tokens", "salt", "list", "point"],
 )
-def test_an_object_of_another_secret_model_or_address_is_a_miss(keys: Keys, fingerprint: str, address: object) -> None:
-    content = encode(KEYS, "model", ADDRESS, SECTIONS)
+def test_an_object_of_another_secret_model_or_address_is_a_miss(keys: PageKeys, address: object) -> None:
+    content = encode(KEYS, ADDRESS, SECTIONS)
     with pytest.raises(DiskMiss):
-        decode(keys, fingerprint, address, content)  # type: ignore[arg-type]
+        decode(keys, address, content)  # type: ignore[arg-type]
 
 
 def test_addresses_depend_on_all_tokens_before_and_on_nothing_after() -> None:
@@ -73,9 +72,9 @@ def test_addresses_depend_on_all_tokens_before_and_on_nothing_after() -> None:
 def test_a_list_of_restore_points_is_of_its_own_page() -> None:
     address = path([1, 2, 3, 4, 5, 6, 7, 8]).points(1)
     points = [ListedPoint(8, 3), ListedPoint(5, 1)]
-    content = encode(KEYS, "model", address, [list_section(address, points)])
-    found = read_points(address, decode(KEYS, "model", address, content))
+    content = encode(KEYS, address, [list_section(address, points)])
+    found = read_points(address, decode(KEYS, address, content))
     assert found == sorted(points) and [each.reason for each in found] == [1, 3]
-    wrong = encode(KEYS, "model", address, [list_section(address, [ListedPoint(4, 0)])])
+    wrong = encode(KEYS, address, [list_section(address, [ListedPoint(4, 0)])])
     with pytest.raises(DiskMiss):
-        read_points(address, decode(KEYS, "model", address, wrong))
+        read_points(address, decode(KEYS, address, wrong))

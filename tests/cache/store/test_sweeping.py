@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from bough.cache.store.paths import DELETED, LEASE, PREFIX
-from bough.cache.store.sweeping import DELETED_S, LEASE_S, LOOK_EVERY_S, Deletions, Lease, clear_model, sweep
+from functools import partial
+
+from bough.cache.store.format import DELETED, LEASE, PREFIX
+from bough.cache.store.sweeping import DELETED_S, LEASE_S, LOOK_EVERY_S, Deletions, clear_model, sweep, take_lease
 from tests.fake_store import FINGERPRINT, FakeObjects, make_owner
 
 HUGE = b'{"owner": "x", "expires": 1' + b"0" * 400 + b"}"
@@ -35,27 +37,26 @@ def filled(wall: Wall, number: int) -> FakeObjects:
 def test_one_machine_has_the_lease_until_it_ends() -> None:
     wall = Wall()
     objects = FakeObjects(wall)
-    first, second = Lease(objects, "first", wall), Lease(objects, "second", wall)
-    assert first.take() and not second.take() and first.take()
+    first, second = partial(take_lease, objects, "first"), partial(take_lease, objects, "second")
+    assert first(wall.now) and not second(wall.now) and first(wall.now)
     wall.now += LEASE_S + 1
-    assert second.take() and not first.take()
+    assert second(wall.now) and not first(wall.now)
 
 
 def test_of_two_that_take_an_expired_lease_at_once_one_gets_it() -> None:
     wall = Wall()
     objects = FakeObjects(wall)
-    assert Lease(objects, "gone", wall).take()
+    assert take_lease(objects, "gone", wall.now)
     wall.now += LEASE_S + 1
-    first, second = Lease(objects, "first", wall), Lease(objects, "second", wall)
     taken = []
 
     def overtake(call: str, key: str) -> None:
         if call == "replace":
             objects.fault = lambda call, key: None
-            taken.append(first.take())
+            taken.append(take_lease(objects, "first", wall.now))
 
     objects.fault = overtake
-    assert not second.take() and taken == [True]
+    assert not take_lease(objects, "second", wall.now) and taken == [True]
 
 
 def test_a_damaged_lease_is_replaced() -> None:
@@ -63,7 +64,7 @@ def test_a_damaged_lease_is_replaced() -> None:
     objects = FakeObjects(wall)
     for content in (b"", b"\xff", b"[]", b'{"owner": "x"}', b'{"owner": "x", "expires": "never"}', HUGE):
         objects.put(LEASE, content)
-        assert Lease(objects, "first", wall).take()
+        assert take_lease(objects, "first", wall.now)
 
 
 def test_the_oldest_goes_until_the_rest_is_within_the_budget() -> None:

@@ -9,8 +9,7 @@ import pytest
 from bough.cache.disk.errors import DiskMiss
 from bough.cache.store import Section, SharedStore, StoreError
 from bough.cache.store import uploader as uploading
-from bough.cache.store.format import ListedPoint, decode, read_points
-from bough.cache.store.paths import PAGE_KEY, PREFIX
+from bough.cache.store.format import PAGE_KEY, PREFIX, ListedPoint, decode, read_points
 from bough.cache.store.sweeping import LEASE
 from bough.cache.store.uploader import SWEEP_EVERY_S, PointList, Upload
 from bough.cache.tree.tokens import pack
@@ -166,7 +165,7 @@ def listed(store: StepStore, objects: FakeObjects) -> list[int]:
     """The offsets of the restore points that the store lists for the first page."""
     address = point_list(store).address
     content = objects.objects[store.uploader.key(address)][0]
-    return [each.offset for each in read_points(address, decode(store.keys, FINGERPRINT, address, content))]
+    return [each.offset for each in read_points(address, decode(store.keys, address, content))]
 
 
 def test_of_two_that_add_to_a_list_at_once_neither_loses_its_points() -> None:

@@ -1,4 +1,4 @@
-"""The forest: one trie for each salt, and the pins of busy lanes."""
+"""The forest: one trie for each salt, and the holds of busy lanes."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def test_the_trie_of_the_empty_salt_is_known_from_the_start() -> None:
 def test_a_trie_goes_when_it_is_empty_and_no_lane_stands_in_it() -> None:
     forest = make_forest()
     trie = forest.open("a")
-    pin = forest.pin(trie)
+    hold = forest.add_hold(trie)
 
     assert not forest.remove_if_empty(trie)
-    forest.unpin(pin)
+    forest.remove_hold(hold)
     assert forest.remove_if_empty(trie) and forest.tries == {}
 
 
@@ -68,8 +68,8 @@ def test_rows_below_a_pin_are_held_on_its_whole_path() -> None:
     trie = forest.open("a")
     head = trie.append(trie.root, [1, 2, 3])
     tail, beside = trie.append(head, [4, 5, 6]), trie.append(head, [7])
-    pin = forest.pin(trie)
-    pin.move(tail, 5)
+    hold = forest.add_hold(trie)
+    hold.move(tail, 5)
     forest.check()
 
     assert (forest.held_to(head), forest.held_to(tail), forest.held_to(beside)) == (3, 5, 3)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from bough.cache.tree.node import Pin, Point, Reason
+from bough.cache.tree.node import Hold, Point, Reason
 from bough.cache.tree.state import Page
 from bough.cache.tree.tokens import common_prefix, pack, unpack
 from bough.cache.tree.trie import NoMemory, Trie
@@ -163,8 +163,8 @@ def test_a_split_cuts_only_the_page_across_it() -> None:
 
 def test_pins_move_with_the_part_they_stand_on() -> None:
     held = Held()
-    low, high = Pin(held.node, 3), Pin(held.node, 9)
-    held.node.pins |= {low, high}
+    low, high = Hold(held.node, 3), Hold(held.node, 9)
+    held.node.holds |= {low, high}
 
     head = held.trie.split(held.node, 5)
     assert (low.node, high.node) == (head, held.node)

@@ -19,14 +19,16 @@ import pytest
 
 from bough.cli.backends.remote import RemoteBackend, pull
 from bough.cli.chat.chat import TerminalChat
-from bough.cli.chat.conversation import ChatSession
 from bough.cli.chat.loop import run_chat
+from bough.cli.chat.sessions import ChatSession
 from bough.cli.client import Client, find_client
 from bough.cli.terminal.screen import Screen
 from bough.config import Settings
 from bough.errors import AccessDenied, BoughError, ModelNotFound, RequestError, Unavailable
+from bough.models import ModelFiles
 from bough.types import Completion, SilentProgress
-from tests.server.servers import Server, make_chat_folder, running
+from tests.server.in_process import make_words_folder, serving
+from tests.server.servers import Address
 
 KEYS = ("first-key-of-this-test", "second-key-of-this-test")
 HELLO = [{"role": "user", "content": "Hello there"}]
@@ -34,16 +36,16 @@ QUIET: dict[str, Any] = {"is_cancelled": lambda: False, "on_progress": lambda do
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
     home = tmp_path_factory.mktemp("serve")
-    folder = make_chat_folder(home / "tiny")
+    files = ModelFiles("tiny", make_words_folder(home / "tiny", do_sample=False))
     (home / "keys").write_text("\n".join(KEYS))
-    with running(str(folder), home, engine="torch", data_folder=home / "data", keys_file=home / "keys") as server:
+    with serving(files, home, keys_file=home / "keys") as server:
         yield server
 
 
 @pytest.fixture
-def with_server(home: Path, served: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+def with_server(home: Path, served: Address, monkeypatch: pytest.MonkeyPatch) -> Address:
     """The commands of this test find the server by its announcement, and have its first key."""
     monkeypatch.setenv("BOUGH_CACHE_FOLDER", str(served.cache_folder))
     monkeypatch.setenv("BOUGH_API_KEY", KEYS[0])
@@ -51,12 +53,12 @@ def with_server(home: Path, served: Server, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def backend(served: Server) -> Iterator[RemoteBackend]:
+def backend(served: Address) -> Iterator[RemoteBackend]:
     with Client(Settings(api_key=KEYS[0]), served.url) as client:
         yield RemoteBackend.open(client, None, SilentProgress())
 
 
-def ask_ollama(served: Server, key: str, **options: Any) -> dict[str, Any]:
+def ask_ollama(served: Address, key: str, **options: Any) -> dict[str, Any]:
     body = {"model": "tiny", "messages": HELLO, "stream": False, "options": {"temperature": 0, **options}}
     headers = {"Authorization": f"Bearer {key}"}
     found: dict[str, Any] = httpx.post(f"{served.url}/api/chat", json=body, headers=headers, timeout=60).json()
@@ -118,7 +120,7 @@ def test_a_path_is_loaded_here(invoke, loads, with_server):
 
 
 def test_a_model_that_only_this_machine_has_is_loaded_here(invoke, loads, with_server, monkeypatch):
-    monkeypatch.setattr("bough.cli.backends.names.is_here", lambda name, settings: name == "other")
+    monkeypatch.setattr("bough.cli.backends.choice.is_here", lambda name, settings: name == "other")
 
     result = invoke("run", "other", "Hello there", "--max-tokens", "3")
 
@@ -202,7 +204,7 @@ def test_every_command_of_the_chat_works(backend, capsys):
     shown, told = capsys.readouterr()
     assert "<|im_start|>system" in shown and "because" in shown
     assert ["server", backend.url] in [line.split() for line in shown.splitlines()]
-    assert "error" not in told and f"tiny on torch (CPU) at {backend.url}" in told
+    assert "error" not in told and f"tiny on fake (CPU) at {backend.url}" in told
     assert [each.question for each in chat.conversation.exchanges] == ["Hello", "one"]
 
 

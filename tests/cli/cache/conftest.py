@@ -13,7 +13,7 @@ from bough.cache.tree.address import POINT, Address
 from bough.cache.tree.tokens import cut, pack
 from bough.config import load_settings
 from bough.models.fingerprint import tree_folder
-from tests.cache.disk.shelf import get
+from tests.cache.disk.shelf import get, put_point
 
 PAGE_TOKENS = 4
 PRINT_1, PRINT_2 = "1f" * 32, "2f" * 32
@@ -40,9 +40,7 @@ def grow(home: Path) -> Grow:
 
 
 def open_disk(folder: Path, model: str = "small", fingerprint: str = PRINT_1) -> Disk:
-    return Disk.open(
-        folder, fingerprint=fingerprint, model=model, page_tokens=PAGE_TOKENS, budget_bytes=2**30, floor_bytes=0
-    )
+    return Disk(folder, fingerprint=fingerprint, model=model, page_tokens=PAGE_TOKENS, budget_bytes=2**30, floor_bytes=0)
 
 
 def fill(disk: Disk, num_pages: int, salt: str = "") -> None:
@@ -57,7 +55,7 @@ def fill(disk: Disk, num_pages: int, salt: str = "") -> None:
     last = cut(tokens, end - PAGE_TOKENS)
     put(disk, Address(root, digests[num_pages - 1], last, 1, end, end), b"state" * 20)
     point = Address(root, digests[num_pages - 1], last, POINT, end, end)
-    disk.put_point(point, reason=1, is_kept=True, is_superseded=False, last_used=1.0)
+    put_point(disk, point, reason=1, is_kept=True, is_superseded=False, last_used=1.0)
     assert disk.flush(10)
 
 

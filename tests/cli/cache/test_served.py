@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,37 +12,39 @@ import httpx
 import pytest
 
 from bough.cache.admin.trees import list_trees
-from bough.models import Store
+from bough.models import ModelFiles, ModelFolder
 from tests.cli.cache.conftest import page_files
-from tests.server.servers import Server, make_chat_folder, running
+from tests.server.in_process import make_words_folder, serving
+from tests.server.servers import Address
 
 WORDS = "What grows where nobody walks, and who counts it? " * 4
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
     """A server with two keys, of a model in its own model folder."""
     home = tmp_path_factory.mktemp("served")
     keys = home / "keys"
     keys.write_text("alices-key alice\nbobs-key bob\n")
     keys.chmod(0o600)
-    make_chat_folder(home / "made")
-    put_model(home)
-    with running("small", home, engine="torch", data_folder=home / "data", keep_alive="never", keys_file=keys) as server:
+    make_words_folder(home / "made")
+    files = put_model(home)
+    with serving(files, home, keep_alive=None, keys_file=keys) as server:
         yield server
 
 
-def put_model(home: Path) -> None:
+def put_model(home: Path) -> ModelFiles:
     """Put the model into the server's model folder, unless it is there: a test may have removed it."""
-    store = Store(home / "data" / "models")
-    if store.find("small") is None:
-        with store.making("small") as making:
-            shutil.copytree(home / "made", making.folder, dirs_exist_ok=True)
-            making.commit(source="a test", sha256="12ab", num_parameters=1, quantization="")
+    store = ModelFolder(home / "data" / "models")
+    if (found := store.find("small")) is not None:
+        return found
+    with store.making("small") as making:
+        shutil.copytree(home / "made", making.folder, dirs_exist_ok=True)
+        return making.commit(source="a test", sha256="12ab", num_parameters=1, quantization="")
 
 
 @pytest.fixture
-def here(served: Server, home: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+def here(served: Address, home: Path, monkeypatch: pytest.MonkeyPatch) -> Address:
     """The server, for commands with its folders and alice's key; both keys have something in the tree, on disk too."""
     monkeypatch.setenv("BOUGH_CACHE_FOLDER", str(served.cache_folder))
     monkeypatch.setenv("BOUGH_DATA_FOLDER", str(served.cache_folder.parent / "data"))
@@ -58,7 +61,7 @@ def here(served: Server, home: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
 def test_info_tells_what_the_server_holds(invoke, here):
     found = json.loads(invoke("cache", "info", "--json").stdout)
 
-    assert (found["server"]["url"], found["server"]["pid"]) == (here.url, here.process.pid)
+    assert (found["server"]["url"], found["server"]["pid"]) == (here.url, os.getpid())
     assert [each["model"] for each in found["server"]["models"]] == ["small"]
     assert json.loads(invoke("cache", "info", "--local", "--json").stdout)["server"] is None
 
@@ -97,7 +100,7 @@ def test_clear_through_the_server_deletes_what_the_key_has_and_no_more(invoke, h
 def test_clear_with_local_refuses_what_the_server_has_open(invoke, here):
     result = invoke("cache", "clear", "-y", "--local")
 
-    assert result.exit_code == 1 and f"in use by process {here.process.pid}" in result.stderr
+    assert result.exit_code == 1 and f"in use by process {os.getpid()}" in result.stderr
 
 
 def test_doctor_finds_the_server(invoke, here):

@@ -9,10 +9,8 @@ import pytest
 
 from bough.cli.backends.local import LocalBackend
 from bough.cli.chat.chat import TerminalChat
-from bough.cli.chat.conversation import FIRST, ChatSession, Conversation, Exchange
-from bough.cli.chat.line_input import read_message
-from bough.cli.chat.loop import run_chat
-from bough.cli.chat.sessions import Sessions
+from bough.cli.chat.loop import read_message, run_chat
+from bough.cli.chat.sessions import FIRST, ChatSession, Conversation, Exchange, Sessions
 from bough.cli.terminal.screen import Screen
 from bough.errors import EngineError, RequestError
 from bough.scheduling.scheduler import Scheduler
@@ -148,6 +146,14 @@ def test_set_changes_parameters_and_system_text(runner):
     assert chat.session.given == {"max_tokens": 5, "temperature": 0.5, "stop": ["a b", "c"], "seed": 4}
     assert chat.conversation.system == "Be brief."
     assert chat.is_verbose
+
+
+def test_words_for_yes_and_no_are_those_of_the_settings_in_any_case(runner):
+    assert talk(runner, "/set ignore_eos On", "/set loop_guard False").session.given == {
+        "max_tokens": 5,
+        "ignore_eos": True,
+        "loop_guard": False,
+    }
 
 
 def test_a_parameter_that_is_set_to_none_is_the_models_own_again(runner, capsys):

@@ -8,8 +8,7 @@ import stat
 
 import pytest
 
-from bough.cli.chat.conversation import ChatSession, Conversation, Exchange
-from bough.cli.chat.sessions import Sessions
+from bough.cli.chat.sessions import ChatSession, Conversation, Exchange, Sessions
 from bough.cli.prompt_args import PromptArgs
 from bough.errors import BoughError, RequestError
 from tests.cli.conftest import make_runner

@@ -12,10 +12,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from bough.cache.tree.state import Kind, Source
+from bough.cache.tree.state import GroupSource, Kind
 from bough.config import Settings
 from bough.engines.mlx import MlxEngine
-from bough.engines.mlx.forward import Forward, Head
+from bough.engines.mlx.forward import Head, MlxForward
 from bough.engines.mlx.library import cache
 from bough.errors import EngineError, SettingsError
 from bough.system.resources import HostMemory
@@ -247,7 +247,7 @@ def test_a_lane_whose_run_fails_on_the_device_holds_nothing_until_it_begins_anew
 
     assert (lane.offset, lane.nbytes) == (0, 0)
     with pytest.raises(EngineError, match="holds nothing any more"):
-        lane.adopt(40, {group: Source(live=40) for group in engine.groups})
+        lane.adopt(40, {group: GroupSource(live=40) for group in engine.groups})
     in_thread(lambda: lane.adopt(40, kept))
     assert is_close(in_thread(lambda: run(engine, lane, ids, [40])), answer(engine, ids))
     give_back(engine, kept)
@@ -296,12 +296,12 @@ def test_an_adoption_that_fails_half_way_leaves_nothing_behind(folder: Path) -> 
     with pytest.raises(EngineError):
         other.adopt(40, gone)
 
-    in_thread(lambda: other.adopt(0, {group: Source() for group in engine.groups}))
+    in_thread(lambda: other.adopt(0, {group: GroupSource() for group in engine.groups}))
     assert is_close(in_thread(lambda: run(engine, other, ids, [60])), answer(engine, ids))
     give_back(engine, kept)
 
 
-def other_state(engine: MlxEngine, lane: Any, source: Source) -> Any:
+def other_state(engine: MlxEngine, lane: Any, source: GroupSource) -> Any:
     """A state that was released already, in the place of one."""
     if source.state is None:
         return None
@@ -348,7 +348,7 @@ def test_loading_a_folder_tells_what_is_going_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
 def test_only_the_last_position_goes_through_the_head(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = Forward(make_loaded(name))
+    forward = MlxForward(make_loaded(name))
     ids = list(range(3, 43))
     lengths: list[int] = []
     cut = Head.cut

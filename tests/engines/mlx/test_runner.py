@@ -13,7 +13,7 @@ from bough import Completion, Runner
 from bough.runtime import load_shape
 from tests.runner.conftest import one_thread as one_thread  # a fixture: it works by being here
 from tests.runner.test_runner import bytes_of_two_lanes, check_budget, check_same, check_turns, conversation
-from tests.tiny_models import CONFIGS, ON_MLX, make_folder
+from tests.tiny_models import CONFIGS, ON_MLX, make_folder, others_slow
 
 pytestmark = pytest.mark.mlx
 
@@ -30,7 +30,7 @@ def load(name: str, folders: Path, engine: str = "mlx", **settings: object) -> R
     return bough.load(folder, cache_folder=folders / "cache", engine=engine, **settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ON_MLX)
+@pytest.mark.parametrize("name", others_slow(ON_MLX))
 def test_cached_answers_on_mlx_equal_uncached_ones_on_torch(name: str, folders: Path) -> None:
     with load(name, folders) as cached, load(name, folders, "torch", cache=False) as plain:
         reused = 0

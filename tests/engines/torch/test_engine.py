@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bough.cache.tree.state import Kind, Source
+from bough.cache.tree.state import GroupSource, Kind
 from bough.config import Settings
 from bough.engines.torch import TorchEngine
 from bough.errors import EngineError, SettingsError
@@ -214,6 +214,6 @@ def test_a_lane_of_full_attention_goes_back_without_any_page(tmp_path: Path) -> 
     ids = make_ids(engine, 60)
     lane = new_lane(engine, 60)
     run(engine, lane, ids, [50])
-    lane.adopt(30, {group: Source(live=30) for group in engine.groups})
+    lane.adopt(30, {group: GroupSource(live=30) for group in engine.groups})
 
     assert is_close(run(engine, lane, ids, [30]), answer(engine, ids))

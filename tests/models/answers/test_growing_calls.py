@@ -8,8 +8,8 @@ import random
 import pytest
 
 from bough.models.answers import tool_calls
-from bough.models.answers.partial_json import Scan, Value, read_value
-from bough.models.answers.tool_calls import Found, ToolCallParser
+from bough.models.answers.partial_json import ParsedValue, Scan, read_value
+from bough.models.answers.tool_calls import ToolCallParser, ToolCallPiece
 
 SCHEMAS = {"write": {"properties": {"text": {"type": "string"}}}}
 
@@ -19,11 +19,11 @@ def long_call(length: int) -> str:
     return json.dumps({"name": "write", "arguments": {"text": text, "more": [{"a": [1, 2]}]}})
 
 
-def parse(answer: str, cuts: list[int]) -> Found:
+def parse(answer: str, cuts: list[int]) -> ToolCallPiece:
     parser = ToolCallParser(["write"], schemas=SCHEMAS, make_id=lambda: "id")
     pieces = [answer[start:end] for start, end in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
     found = [*(parser.add(piece) for piece in pieces), parser.flush()]
-    return Found("".join(each.text for each in found), tuple(call for each in found for call in each.calls))
+    return ToolCallPiece("".join(each.text for each in found), tuple(call for each in found for call in each.calls))
 
 
 FORMS = {
@@ -38,7 +38,7 @@ def count_read(monkeypatch: pytest.MonkeyPatch, answer: str) -> int:
     """How many characters are read, when the answer comes three at a time."""
     counted = [0]
 
-    def read(text: str, start: int) -> Value:
+    def read(text: str, start: int) -> ParsedValue:
         counted[0] += len(text) - start
         return read_value(text, start)
 

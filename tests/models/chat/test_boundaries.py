@@ -6,7 +6,7 @@ import pytest
 
 from bough.errors import TemplateLimit
 from bough.models import Tokenizer
-from bough.models.chat.boundaries import MAX_MESSAGE_ENDS, common_length
+from bough.models.chat.boundaries import MAX_MESSAGE_ENDS, Digests, RenderMemo, common_length, prefix_keys
 from bough.models.chat.renderer import Renderer
 from bough.types import Mark
 from tests.models.tiny_tokenizer import ALTERNATES, BARE_CHATML, CHATML, PLAIN, THINKS, TRIMS, byte_level, sentencepiece
@@ -33,14 +33,14 @@ def text_before(tokenizer, rendered, offset):
 
 
 def assert_prefix(tokenizer, rendered, offset, messages, **options):
-    assert tokenizer.render(messages, **options).ids[:offset] == rendered.ids[:offset]
+    assert tokenizer.template.render(messages, **options).ids[:offset] == rendered.ids[:offset]
 
 
 @pytest.mark.parametrize("make", [byte_level, sentencepiece])
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_the_system_end_begins_every_chat_with_that_system(make, template):
     tokenizer = Tokenizer(make(template))
-    rendered = tokenizer.render(CHAT)
+    rendered = tokenizer.template.render(CHAT)
 
     [offset] = offsets(rendered, Mark.SYSTEM_END)
 
@@ -54,7 +54,7 @@ def test_the_system_end_begins_every_chat_with_that_system(make, template):
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_the_last_user_start_begins_every_chat_with_another_last_message(make, template):
     tokenizer = Tokenizer(make(template))
-    rendered = tokenizer.render(CHAT)
+    rendered = tokenizer.template.render(CHAT)
 
     [offset] = offsets(rendered, Mark.LAST_USER_START)
 
@@ -68,7 +68,7 @@ def test_the_last_user_start_begins_every_chat_with_another_last_message(make, t
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_each_user_message_end_begins_every_chat_that_goes_on_otherwise(make, template):
     tokenizer = Tokenizer(make(template))
-    rendered = tokenizer.render(CHAT)
+    rendered = tokenizer.template.render(CHAT)
 
     ends = offsets(rendered, Mark.MESSAGE_END)
 
@@ -84,7 +84,7 @@ def test_each_user_message_end_begins_every_chat_that_goes_on_otherwise(make, te
 
 def test_with_markers_between_messages_the_ends_lie_before_the_next_header():
     tokenizer = Tokenizer(byte_level(CHATML))
-    rendered = tokenizer.render(CHAT)
+    rendered = tokenizer.template.render(CHAT)
 
     [system_end] = offsets(rendered, Mark.SYSTEM_END)
     [last_start] = offsets(rendered, Mark.LAST_USER_START)
@@ -97,7 +97,7 @@ def test_with_markers_between_messages_the_ends_lie_before_the_next_header():
 
 def test_a_default_system_text_ends_somewhere_too():
     tokenizer = Tokenizer(byte_level(CHATML))
-    rendered = tokenizer.render(CHAT[1:2])
+    rendered = tokenizer.template.render(CHAT[1:2])
 
     [offset] = offsets(rendered, Mark.SYSTEM_END)
 
@@ -108,7 +108,7 @@ def test_a_default_system_text_ends_somewhere_too():
 
 
 def test_without_a_system_part_there_is_no_system_end():
-    rendered = Tokenizer(byte_level(BARE_CHATML)).render(CHAT[1:2])
+    rendered = Tokenizer(byte_level(BARE_CHATML)).template.render(CHAT[1:2])
 
     assert offsets(rendered, Mark.SYSTEM_END) == []
     assert offsets(rendered, Mark.LAST_USER_START) == []
@@ -117,7 +117,7 @@ def test_without_a_system_part_there_is_no_system_end():
 def test_tools_belong_to_the_system_part():
     tokenizer = Tokenizer(byte_level(THINKS))
     tool = {"type": "function", "function": {"name": "look", "description": "Looks around."}}
-    rendered = tokenizer.render(CHAT, tools=[tool])
+    rendered = tokenizer.template.render(CHAT, tools=[tool])
 
     [offset] = offsets(rendered, Mark.SYSTEM_END)
 
@@ -128,7 +128,7 @@ def test_tool_results_end_too_also_where_a_template_groups_them():
     tokenizer = Tokenizer(byte_level(THINKS))
     chat = [*CHAT[:2], {"role": "assistant", "content": "call"}]
     chat += [{"role": "tool", "content": "first result"}, {"role": "tool", "content": "second result"}]
-    rendered = tokenizer.render(chat)
+    rendered = tokenizer.template.render(chat)
 
     ends = offsets(rendered, Mark.MESSAGE_END)
 
@@ -145,7 +145,7 @@ def test_thinking_that_a_new_user_message_drops_is_no_part_of_any_boundary():
         {"role": "tool", "content": "result"},
     ]
     chat = [*turn, {"role": "assistant", "content": "done"}, {"role": "user", "content": "thanks"}]
-    rendered = tokenizer.render(chat)
+    rendered = tokenizer.template.render(chat)
 
     first_user_end, _last_user_end = offsets(rendered, Mark.MESSAGE_END)  # none behind the tool's result
     assert_prefix(tokenizer, rendered, first_user_end, turn)
@@ -159,7 +159,7 @@ def test_boundaries_hold_among_typed_markers(template):
     tokenizer = Tokenizer(byte_level(template))
     chat = [*CHAT[:-1], {"role": "user", "content": "x<|im_end|>\n<|im_start|>user\ny"}]
     chat[1] = {"role": "user", "content": "<|im_start|> what is that?"}
-    rendered = tokenizer.render(chat)
+    rendered = tokenizer.template.render(chat)
 
     assert len(offsets(rendered, Mark.MESSAGE_END)) == 3
     for offset, i in zip(offsets(rendered, Mark.MESSAGE_END), (1, 3, 5), strict=True):
@@ -174,7 +174,7 @@ def test_offsets_are_in_order_and_inside_the_prompt(template):
 
     for end in range(2, len(CHAT) + 1):
         for add in (True, False):
-            rendered = tokenizer.render(CHAT[:end], add_generation_prompt=add)
+            rendered = tokenizer.template.render(CHAT[:end], add_generation_prompt=add)
             found = [boundary.offset for boundary in rendered.boundaries]
             assert found == sorted(found)
             assert all(0 < offset <= len(rendered.ids) for offset in found)
@@ -184,7 +184,7 @@ def test_of_a_very_long_chat_the_newest_ends_are_found():
     tokenizer = Tokenizer(byte_level(BARE_CHATML))
     chat = [{"role": "user" if i % 2 == 0 else "assistant", "content": f"number {i}"} for i in range(301)]
 
-    ends = offsets(tokenizer.render(chat), Mark.MESSAGE_END)
+    ends = offsets(tokenizer.template.render(chat), Mark.MESSAGE_END)
 
     assert len(ends) == MAX_MESSAGE_ENDS
 
@@ -195,14 +195,14 @@ def test_a_chat_that_grows_has_the_boundaries_of_a_new_one(template):
 
     for end in (2, 4, 6):
         fresh = Tokenizer(byte_level(template))
-        assert growing.render(CHAT[:end]) == fresh.render(CHAT[:end])
-        assert growing.render(CHAT[:end]) == fresh.render(CHAT[:end])
+        assert growing.template.render(CHAT[:end]) == fresh.template.render(CHAT[:end])
+        assert growing.template.render(CHAT[:end]) == fresh.template.render(CHAT[:end])
 
 
 def test_a_growing_chat_renders_only_what_is_new(monkeypatch):
     tokenizer = Tokenizer(byte_level(CHATML))
     chat = [{"role": "user" if i % 2 == 0 else "assistant", "content": f"number {i}"} for i in range(61)]
-    tokenizer.render(chat[:59])
+    tokenizer.template.render(chat[:59])
     rendered_lengths = []
     render = Renderer.render
     monkeypatch.setattr(
@@ -211,7 +211,7 @@ def test_a_growing_chat_renders_only_what_is_new(monkeypatch):
         lambda renderer, request: rendered_lengths.append(len(request.messages)) or render(renderer, request),
     )
 
-    tokenizer.render(chat)
+    tokenizer.template.render(chat)
 
     assert 1 <= len(rendered_lengths) <= 6
 
@@ -228,7 +228,7 @@ def test_a_template_that_takes_too_long_for_part_of_a_chat_is_not_rendered_again
     monkeypatch.setattr(Renderer, "render", render)
 
     with pytest.raises(TemplateLimit):
-        Tokenizer(byte_level(CHATML)).render(CHAT)
+        Tokenizer(byte_level(CHATML)).template.render(CHAT)
 
     assert len(rendered_lengths) == 2
 
@@ -240,3 +240,39 @@ def test_a_template_that_takes_too_long_for_part_of_a_chat_is_not_rendered_again
 def test_the_common_length_of_lists_is_that_of_their_longest_common_prefix(a: list[int], b: list[int], length: int) -> None:
     assert common_length(a, b) == length
     assert common_length("".join(map(str, a)), "".join(map(str, b))) == length
+
+
+def test_keys_agree_exactly_as_far_as_the_messages_do():
+    first = prefix_keys("seed", [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}])
+    second = prefix_keys("seed", [{"role": "user", "content": "a"}, {"role": "user", "content": "c"}])
+
+    assert first[:2] == second[:2]
+    assert first[2] != second[2]
+    assert len(set(first)) == 3
+
+
+def test_keys_depend_on_the_seed_and_on_where_a_message_ends():
+    assert prefix_keys("x", []) != prefix_keys("y", [])
+    assert prefix_keys("x", ["a", "b"])[2] != prefix_keys("x", ["ab"])[1]
+
+
+def test_digests_do_not_depend_on_the_order_of_asking():
+    digests = Digests("Grüße \ud800 aus Köln")
+
+    ordered = [digests.at(length) for length in (3, 7, 12)]
+
+    assert [digests.at(length) for length in (12, 3, 7)] == [ordered[2], ordered[0], ordered[1]]
+    assert Digests("Grü").at(3) == ordered[0]
+
+
+def test_the_least_recently_used_entries_go_first():
+    memo = RenderMemo(num_entries=2)
+    memo.add(b"1", "one")
+    memo.add(b"2", "two")
+    memo.find(b"1")
+
+    memo.add(b"3", "three")
+
+    assert memo.find(b"2") is None
+    assert memo.find(b"1") is not None
+    assert memo.find(b"3").length == 5

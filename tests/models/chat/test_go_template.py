@@ -28,7 +28,7 @@ def tokenizer() -> Tokenizer:
 
 
 def render(tokenizer: Tokenizer, template: str, *messages: dict[str, str]) -> str:
-    return tokenizer.with_template(to_jinja(template)).render(messages).text
+    return tokenizer.with_template(to_jinja(template)).template.render(messages).text
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def render(tokenizer: Tokenizer, template: str, *messages: dict[str, str]) -> st
 def test_the_same_template_in_go_and_in_jinja_gives_the_same_tokens(tokenizer, messages):
     translated = tokenizer.with_template(to_jinja(GO_CHATML))
 
-    assert translated.render(messages).ids == tokenizer.render(messages).ids
+    assert translated.template.render(messages).ids == tokenizer.template.render(messages).ids
 
 
 def test_what_is_asked_twice_is_one_turn(tokenizer):

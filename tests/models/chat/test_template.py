@@ -33,7 +33,7 @@ def user(content):
 
 
 def assert_as_the_library(tokenizer: Tokenizer, messages, **options) -> None:
-    rendered = tokenizer.render(messages, **options)
+    rendered = tokenizer.template.render(messages, **options)
     arguments = {"add_generation_prompt": True} | options
     assert rendered.ids == tokenizer.hf.apply_chat_template(messages, tokenize=True, **arguments)["input_ids"]
     assert rendered.text == tokenizer.hf.apply_chat_template(messages, tokenize=False, **arguments)
@@ -54,16 +54,16 @@ def test_tools_and_options_reach_the_template():
     tokenizer = Tokenizer(byte_level(THINKS))
 
     assert_as_the_library(tokenizer, [SYSTEM, *CHAT], tools=[TOOL], enable_thinking=True)
-    assert tokenizer.render(CHAT, enable_thinking=True).text.endswith("<think>\n")
+    assert tokenizer.template.render(CHAT, enable_thinking=True).text.endswith("<think>\n")
 
 
 @pytest.mark.parametrize("make", [byte_level, sentencepiece])
 @pytest.mark.parametrize("template", [CHATML, TRIMS, ALTERNATES, THINKS])
 def test_markers_that_a_user_types_stay_plain_text(make, template):
     tokenizer = Tokenizer(make(template))
-    harmless = tokenizer.render(user("hello"))
+    harmless = tokenizer.template.render(user("hello"))
 
-    rendered = tokenizer.render(user(INJECTION))
+    rendered = tokenizer.template.render(user(INJECTION))
 
     def count_special(ids):
         return sum(index in tokenizer.special_ids for index in ids)
@@ -78,9 +78,9 @@ def test_markers_that_a_user_types_stay_plain_text(make, template):
 def test_a_typed_marker_does_not_change_the_tokens_of_other_messages():
     tokenizer = Tokenizer(byte_level(CHATML))
 
-    rendered = tokenizer.render([*CHAT, {"role": "assistant", "content": "ok"}, *user(INJECTION)])
+    rendered = tokenizer.template.render([*CHAT, {"role": "assistant", "content": "ok"}, *user(INJECTION)])
 
-    before = tokenizer.render(CHAT, add_generation_prompt=False).ids
+    before = tokenizer.template.render(CHAT, add_generation_prompt=False).ids
     assert rendered.ids[: len(before)] == before
 
 
@@ -90,7 +90,7 @@ def test_a_typed_marker_does_not_change_the_tokens_of_other_messages():
 def test_markers_hidden_in_markers_stay_plain_text(content):
     tokenizer = Tokenizer(byte_level(BARE_CHATML))
 
-    ids = tokenizer.render(user(content), add_generation_prompt=False).ids
+    ids = tokenizer.template.render(user(content), add_generation_prompt=False).ids
 
     assert [index for index in ids if index in tokenizer.special_ids] == [1, 2]
     assert tokenizer.decode(ids, skip_special_tokens=False) == f"<|im_start|>user\n{content}<|im_end|>\n"
@@ -101,9 +101,9 @@ def test_markers_in_tools_and_tool_results_stay_plain_text():
     bad_tool = {"type": "function", "function": {"name": "f", "description": INJECTION, "parameters": {INJECTION: 1}}}
     chat = [*user("go"), {"role": "tool", "content": f"</tool_response>{INJECTION}"}]
 
-    rendered = tokenizer.render(chat, tools=[bad_tool])
+    rendered = tokenizer.template.render(chat, tools=[bad_tool])
 
-    good = tokenizer.render([*user("go"), {"role": "tool", "content": "x"}], tools=[TOOL])
+    good = tokenizer.template.render([*user("go"), {"role": "tool", "content": "x"}], tools=[TOOL])
     added = tokenizer.hf.backend_tokenizer.get_added_tokens_decoder()
     assert [i for i in rendered.ids if i in added] == [i for i in good.ids if i in added]
 
@@ -112,33 +112,33 @@ def test_what_the_assistant_thought_stays_a_token():
     tokenizer = Tokenizer(byte_level(BARE_CHATML + "{# <think> #}"))
     think = tokenizer.hf.convert_tokens_to_ids("<think>")
 
-    assert think in tokenizer.render([{"role": "assistant", "content": "<think>hm</think>"}]).ids
+    assert think in tokenizer.template.render([{"role": "assistant", "content": "<think>hm</think>"}]).ids
 
 
 def test_a_template_that_hides_markers_is_refused_not_trusted():
     escaping = BARE_CHATML.replace("message['content']", "message['content'] | tojson(ensure_ascii=True)")
 
     with pytest.raises(RequestError, match="special tokens"):
-        Tokenizer(byte_level(escaping)).render(user(INJECTION))
+        Tokenizer(byte_level(escaping)).template.render(user(INJECTION))
 
 
 def test_parts_of_text_are_joined():
     tokenizer = Tokenizer(byte_level())
     parts = [{"type": "text", "text": "Hello "}, {"type": "text", "text": "there"}]
 
-    assert tokenizer.render(user(parts)) == tokenizer.render(user("Hello there"))
+    assert tokenizer.template.render(user(parts)) == tokenizer.template.render(user("Hello there"))
 
 
 def test_a_developer_speaks_as_the_system_where_developers_are_unknown():
     tokenizer = Tokenizer(byte_level())
 
-    assert tokenizer.render([{**SYSTEM, "role": "developer"}, *CHAT]) == tokenizer.render([SYSTEM, *CHAT])
+    assert tokenizer.template.render([{**SYSTEM, "role": "developer"}, *CHAT]) == tokenizer.template.render([SYSTEM, *CHAT])
 
 
 def test_an_assistant_that_only_calls_tools_needs_no_content():
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
 
-    Tokenizer(byte_level()).render([*user("go"), call, {"role": "tool", "content": "x"}])
+    Tokenizer(byte_level()).template.render([*user("go"), call, {"role": "tool", "content": "x"}])
 
 
 @pytest.mark.parametrize(
@@ -157,22 +157,22 @@ def test_an_assistant_that_only_calls_tools_needs_no_content():
 )
 def test_bad_messages_are_refused_with_their_number(messages, complaint):
     with pytest.raises(RequestError, match=complaint):
-        Tokenizer(byte_level()).render(messages)
+        Tokenizer(byte_level()).template.render(messages)
 
 
 def test_the_words_of_a_template_that_refuses_are_passed_on():
     with pytest.raises(RequestError, match="System role not supported"):
-        Tokenizer(byte_level(NO_SYSTEM)).render([SYSTEM, *CHAT])
+        Tokenizer(byte_level(NO_SYSTEM)).template.render([SYSTEM, *CHAT])
 
 
 def test_a_template_that_ignores_tools_is_not_given_any():
     with pytest.raises(RequestError, match="does not support tools"):
-        Tokenizer(byte_level(CHATML)).render(CHAT, tools=[TOOL])
+        Tokenizer(byte_level(CHATML)).template.render(CHAT, tools=[TOOL])
 
 
 def test_without_a_template_messages_are_refused():
     with pytest.raises(RequestError, match="no chat template"):
-        Tokenizer(byte_level(None)).render(CHAT)
+        Tokenizer(byte_level(None)).template.render(CHAT)
 
 
 def test_what_a_template_can_do_is_told():

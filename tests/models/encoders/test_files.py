@@ -9,10 +9,12 @@ from bough.models.encoders.files import (
     Dense,
     EmbedderFiles,
     LayerNorm,
+    ModelKind,
     Normalize,
     Pooling,
     RerankerFiles,
-    TextOptions,
+    TokenizerOptions,
+    find_kind,
     read_embedder,
     read_reranker,
 )
@@ -69,7 +71,7 @@ def test_length_case_prompt_and_dimensions_are_read(tmp_path):
 
     found = read(tmp_path)
 
-    assert found.text == TextOptions(128, lowercases=True, prompt="query: ")
+    assert found.text == TokenizerOptions(128, lowercases=True, prompt="query: ")
     assert found.dimensions == 16
 
 
@@ -160,3 +162,59 @@ def test_pickled_weights_of_a_step_are_refused(tmp_path):
 
     with pytest.raises(UnsupportedModel, match=r"it has pytorch_model\.bin, and pickles are never loaded"):
         read(tmp_path)
+
+
+def kind_of(folder, model_type, *architectures):
+    write_json(folder / "config.json", {"model_type": model_type, "architectures": list(architectures)})
+    return find_kind(ModelFiles("small", folder))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture"),
+    [
+        ("llama", "LlamaForCausalLM"),
+        ("gpt2", "GPT2LMHeadModel"),
+        ("bert", "BertLMHeadModel"),
+        ("gemma3", "Gemma3ForConditionalGeneration"),
+        ("mamba", "MambaModel"),
+    ],
+)
+def test_models_with_a_head_for_the_next_token_generate(tmp_path, model_type, architecture):
+    assert kind_of(tmp_path, model_type, architecture) is ModelKind.GENERATOR
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture"),
+    [("bert", "BertModel"), ("new", "NewForMaskedLM"), ("bert", "BertForPreTraining"), ("t5", "T5EncoderModel")],
+)
+def test_encoders_embed(tmp_path, model_type, architecture):
+    assert kind_of(tmp_path, model_type, architecture) is ModelKind.EMBEDDER
+
+
+def test_an_encoder_whose_configuration_names_no_architecture_embeds(tmp_path):
+    assert kind_of(tmp_path, "mpnet") is ModelKind.EMBEDDER
+
+
+def test_classifiers_rerank(tmp_path):
+    assert kind_of(tmp_path, "xlm-roberta", "XLMRobertaForSequenceClassification") is ModelKind.RERANKER
+
+
+def test_files_of_sentence_transformers_make_an_embedder_of_a_language_model(tmp_path):
+    write_modules(tmp_path, pooling("lasttoken"))
+
+    assert kind_of(tmp_path, "qwen3", "Qwen3ForCausalLM") is ModelKind.EMBEDDER
+
+
+def test_a_cross_encoder_of_sentence_transformers_is_a_reranker(tmp_path):
+    write_modules(tmp_path)
+    write_json(tmp_path / "config_sentence_transformers.json", {"model_type": "CrossEncoder"})
+
+    assert kind_of(tmp_path, "bert", "BertForSequenceClassification") is ModelKind.RERANKER
+
+
+def test_a_sparse_encoder_is_refused_by_its_kind(tmp_path):
+    write_modules(tmp_path)
+    write_json(tmp_path / "config_sentence_transformers.json", {"model_type": "SparseEncoder"})
+
+    with pytest.raises(UnsupportedModel, match="model_type 'SparseEncoder'"):
+        kind_of(tmp_path, "bert", "BertForMaskedLM")

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import processors
 
 from bough.errors import PromptTooLong, RequestError
-from bough.models.encoders.files import TextOptions
+from bough.models.encoders.files import TokenizerOptions
 from bough.models.encoders.tokenizer import EncoderTokenizer
 from bough.models.tokenizer import Tokenizer
 from tests.tiny_encoders import VOCABULARY, make_tokenizer
@@ -18,7 +18,7 @@ TEXTS = ["", "the cat", "Hello, the dog", "the cat " * 20, "a [SEP] b", "ü 🙂
 
 def make(max_tokens: int | None = None, context: int = 64, side: str = "right", **options) -> EncoderTokenizer:
     hf = make_tokenizer(truncation_side=side)
-    return EncoderTokenizer(Tokenizer(hf), TextOptions(max_tokens, **options), context, len(VOCABULARY))
+    return EncoderTokenizer(Tokenizer(hf), TokenizerOptions(max_tokens, **options), context, len(VOCABULARY))
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -54,8 +54,8 @@ def test_what_is_too_long_and_may_not_be_cut_is_refused_with_the_numbers():
 
 
 def test_the_limit_is_the_least_of_the_files_the_tokenizer_and_the_model():
-    own = EncoderTokenizer(Tokenizer(make_tokenizer(model_max_length=20)), TextOptions(), 64, 10)
-    unlimited = EncoderTokenizer(Tokenizer(make_tokenizer()), TextOptions(), 64, 10)
+    own = EncoderTokenizer(Tokenizer(make_tokenizer(model_max_length=20)), TokenizerOptions(), 64, 10)
+    unlimited = EncoderTokenizer(Tokenizer(make_tokenizer()), TokenizerOptions(), 64, 10)
 
     assert (own.max_tokens, unlimited.max_tokens, make(500).max_tokens, make(10).max_tokens) == (20, 64, 64, 10)
 
@@ -97,7 +97,7 @@ def test_what_is_no_text_is_refused(text):
 def test_a_text_without_any_token_is_refused():
     hf = make_tokenizer()
     hf.backend_tokenizer.post_processor = processors.Sequence([])
-    tokenizer = EncoderTokenizer(Tokenizer(hf), TextOptions(), 64, len(VOCABULARY))
+    tokenizer = EncoderTokenizer(Tokenizer(hf), TokenizerOptions(), 64, len(VOCABULARY))
 
     assert tokenizer.encode("the cat", truncate=True)
     with pytest.raises(RequestError, match="the text has 0 tokens"):

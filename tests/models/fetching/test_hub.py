@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-from dataclasses import replace
 from types import SimpleNamespace
 
 import gguf
@@ -14,10 +13,10 @@ import pytest
 
 from bough.config import Settings
 from bough.errors import DownloadError, ModelNotFound, UnsupportedModel
-from bough.models import GgufSupport, Store, pull
+from bough.models import GgufSupport, ModelFolder, pull
 from bough.models.sources import resolve
 from tests.models.packed_model import write_packed_model
-from tests.models.tiny_gguf import FOR_MLX, FOR_TORCH, write_gguf
+from tests.models.tiny_gguf import FOR_MLX, FOR_TORCH, split_gguf, write_gguf
 from tests.models.web_server import Recorder, Site, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -260,7 +259,7 @@ def test_a_short_name_is_fetched_from_its_repository_and_kept_under_the_name_tha
         usual = pull("qwen3", settings, FOR_TORCH, announce=plans.append)
 
     assert (files.name, files.source, files.sha256) == ("qwen3:4b", "hub: Qwen/Qwen3-4B", COMMIT)
-    assert usual == files and Store(settings.models_folder).resolve("qwen3") == files
+    assert usual == files and ModelFolder(settings.models_folder).resolve("qwen3") == files
     assert [asked for asked in site.asked if "resolve" in asked] == []  # the same content is here
     (plan,) = plans
     assert (plan.name, plan.source, plan.license) == ("qwen3:4b", "Qwen/Qwen3-4B", "apache-2.0")
@@ -313,7 +312,8 @@ def test_a_gguf_file_of_the_hub_is_fetched_by_its_quantization(settings, use_hub
     assert files.source == "hub: org/small (Tiny-Q8_0.gguf)"
     assert files.quantization == "Q8_0"
     assert files.sha256 == hashlib.sha256(FILES["Tiny-Q8_0.gguf"]).hexdigest()
-    assert [file.name for file in files.weights] == ["model.safetensors"]
+    assert files.weights == [files.folder / "model.gguf"]
+    assert files.is_packed
     assert not (files.folder / "fetched").exists()
     assert resolve("hf.co/org/small:Q8_0", settings, FOR_TORCH) == files  # the hub is gone
 
@@ -355,12 +355,12 @@ def test_a_gguf_file_that_cannot_be_used_is_deleted(settings, use_hub, monkeypat
     assert not list(settings.models_folder.rglob("*.gguf"))
 
 
-def test_a_quantization_that_the_hub_does_not_have_and_a_split_one_are_refused(settings, use_hub, gguf_files):
+def test_a_quantization_that_the_hub_does_not_have_and_a_part_that_is_missing_are_refused(settings, use_hub, gguf_files):
     with serving(make_hub(gguf_files)) as site:
         use_hub(site.url)
-        with pytest.raises(ModelNotFound, match="no file with the quantization Q2_K; there are Q4_K_M, Q8_0"):
+        with pytest.raises(ModelNotFound, match="no file with the quantization Q2_K; there are F16, Q4_K_M, Q8_0"):
             pull("hf.co/org/small:Q2_K", settings, FOR_TORCH)
-        with pytest.raises(UnsupportedModel, match="F16 of org/small is split"):
+        with pytest.raises(UnsupportedModel, match="org/small lacks 1 of the 2 parts"):
             pull("hf.co/org/small:F16", settings, FOR_TORCH)
 
 
@@ -383,16 +383,14 @@ def test_a_model_that_was_damaged_here_is_fetched_again(settings, use_hub):
     assert (again.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
 
 
-def test_pulling_a_gguf_file_again_adds_packed_weights_that_are_missing(settings, use_hub, gguf_files):
-    with serving(make_hub(gguf_files)) as site:
+def test_all_parts_of_a_split_file_are_fetched(settings, use_hub, tmp_path, monkeypatch):
+    names = ["Tiny-Q8_0-00001-of-00002.gguf", "Tiny-Q8_0-00002-of-00002.gguf"]
+    for part in split_gguf(tmp_path, names):
+        monkeypatch.setitem(FILES, part.name, part.read_bytes())
+    with serving(make_hub((*names, "config.json"))) as site:
         use_hub(site.url)
-        before = pull("hf.co/org/small:Q8_0", settings, FOR_TORCH)
-        (before.folder / "model.gguf").unlink()
-        (before.folder / "packed.json").unlink()
-        weights = (before.folder / "model.safetensors").stat().st_ino
-        after = pull("hf.co/org/small:Q8_0", settings, FOR_TORCH)
+        files = pull("hf.co/org/small:Q8_0", settings, FOR_TORCH)
+        again = pull("hf.co/org/small:Q8_0", settings, FOR_TORCH)
 
-    assert (after.folder / "model.gguf").read_bytes() == FILES["Tiny-Q8_0.gguf"]
-    assert (after.folder / "model.safetensors").stat().st_ino == weights  # not converted again
-    assert names_in(after.folder) == sorted({*names_in(before.folder), "model.gguf", "packed.json"})
-    assert after == replace(before, created=after.created)
+    assert files.weights == [files.folder / name for name in names]
+    assert again == files

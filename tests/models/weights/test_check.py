@@ -65,67 +65,70 @@ def test_a_whole_folder_passes(folder):
     check_weights(ModelFiles("tiny", folder))
 
 
-def test_a_file_without_a_header_is_told_with_its_size(folder):
+def reason(folder: Path) -> str:
+    """What the library finds wrong with the file of weights; before it comes the size of the file."""
+    size = (folder / FILE).stat().st_size
+    start = f"{FILE} is damaged, truncated or not a safetensors file: it has {size:,} bytes, and the library says: "
+    said = refusal(folder)
+    assert said.startswith(start)
+    return said.removeprefix(start)
+
+
+def test_a_file_without_a_header_is_refused(folder):
     (folder / FILE).write_bytes(b"12345")
 
-    assert refusal(folder) == f"{FILE} is not a safetensors file: it has 5 bytes, and its header begins after 8"
+    assert "header too small" in reason(folder)
 
 
-def test_a_header_beyond_the_end_is_told_with_both_numbers(folder):
+def test_a_header_beyond_the_end_is_refused(folder):
     content = (folder / FILE).read_bytes()
     (folder / FILE).write_bytes(content[:100])
-    end = 8 + struct.unpack_from("<Q", content)[0]
-    assert refusal(folder) == f"{FILE} is truncated inside its header, which ends at byte {end:,}: the file has 100 bytes"
+    assert "invalid header length" in reason(folder)
 
     (folder / FILE).write_bytes(struct.pack("<Q", 10**15) + content[8:])
-    assert "announce a header of 1,000,000,000,000,000 bytes" in refusal(folder)
+    assert "header too large" in reason(folder)
 
 
-def test_a_header_that_is_no_json_is_told_with_the_byte(folder):
+def test_a_header_that_is_no_json_is_told_with_its_place(folder):
     write(folder, b'{"a": x}', b"")
-    assert refusal(folder) == f"{FILE} is not a safetensors file: its header is not JSON at byte 14 (Expecting value)"
+    assert "expected value at line 1 column 7" in reason(folder)
 
     write(folder, b'{"\xff": {}}', b"")
-    assert refusal(folder) == f"{FILE} is not a safetensors file: its header is not UTF-8 at byte 10"
+    assert "invalid UTF-8 in header" in reason(folder)
 
 
-def test_truncated_weights_are_told_with_the_first_that_is_cut_and_what_is_missing(folder):
+@pytest.mark.parametrize("num_missing", [1, 3, 5000])
+def test_truncated_weights_are_refused(folder, num_missing):
     content = (folder / FILE).read_bytes()
-    (folder / FILE).write_bytes(content[:-3])
+    (folder / FILE).write_bytes(content[:-num_missing])
 
-    assert refusal(folder) == (
-        f"{FILE} is truncated: the weight {LAST} ends at byte {len(content):,}, "
-        f"and the file has {len(content) - 3:,} bytes; missing bytes: 3"
-    )
+    assert "file not fully covered" in reason(folder)
 
 
-def test_bytes_that_no_weight_has_are_told(folder):
+def test_bytes_that_no_weight_has_are_refused(folder):
     header, weights = read(folder)
     write(folder, header, weights + b"more")
-    assert "is damaged: its last weight ends at byte" in refusal(folder)
+    assert "file not fully covered" in reason(folder)
 
     header.pop(FIRST)
     write(folder, header, weights)
-    assert f"{FILE} is damaged: the weight model.layers.0.self_attn.v_proj.weight begins at byte" in refusal(folder)
+    assert "invalid offset for tensor `model.layers.0.self_attn.v_proj.weight`" in reason(folder)
 
 
-def test_a_weight_whose_bytes_do_not_fit_its_shape_is_told_by_name(folder):
+def test_a_weight_whose_bytes_do_not_fit_its_shape_is_refused(folder):
     header, weights = read(folder)
     header[FIRST]["shape"] = [64, 63]
     write(folder, header, weights)
 
-    assert refusal(folder) == (
-        f"the weight {FIRST} in {FILE} has the shape [64, 63] as F32, which needs 16,128 bytes, "
-        "and the header gives it 16,384"
-    )
+    assert "invalid shape, data type, or offset for tensor" in reason(folder)
 
 
-def test_a_type_that_cannot_be_read_is_told_by_name(folder):
+def test_a_type_that_cannot_be_read_is_told(folder):
     header, weights = read(folder)
     header[FIRST]["dtype"] = "Q99"
     write(folder, header, weights)
 
-    assert refusal(folder) == f"the weight {FIRST} in {FILE} has the type Q99, which cannot be read"
+    assert "Q99" in reason(folder)
 
 
 def test_an_index_is_checked_against_the_files(folder):

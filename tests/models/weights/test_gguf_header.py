@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import struct
-import sys
 from pathlib import Path
 
 import gguf
 import pytest
 
 from bough.errors import UnsupportedModel
-from bough.models.weights import read_gguf_header, require_model_keys
-from tests.models.tiny_gguf import write_gguf
+from bough.models.weights.gguf_header import TYPES, read_gguf, read_gguf_header, require_model_keys
+from tests.models.tiny_gguf import split_gguf, write_gguf
 
 WEIGHT = b"blk.0.attn_output.weight"
 
@@ -46,9 +45,9 @@ def test_a_whole_file_is_read_as_the_library_reads_it(tmp_path, whole):
 
     require_model_keys(tmp_path / "tiny.gguf", header)
     assert header.architecture == "llama"
-    assert header.num_weights == len(library.tensors)
+    assert len(header.tensors) == len(library.tensors)
     assert header.num_parameters == sum(int(tensor.n_elements) for tensor in library.tensors)
-    assert header.keys == {name for name in library.fields if not name.startswith("GGUF.")}
+    assert set(header.values) == {name for name in library.fields if not name.startswith("GGUF.")}
 
 
 def test_a_file_of_another_kind_is_told_by_its_first_bytes(tmp_path, whole):
@@ -92,11 +91,20 @@ def test_truncated_weights_are_told_with_the_first_that_is_cut_and_what_is_missi
     )
 
 
+def test_a_name_with_line_breaks_is_told_in_one_line(tmp_path, whole):
+    content = whole.replace(WEIGHT, WEIGHT.replace(b"attn", b"\n\x1b[m"))
+    at = type_at(whole)
+
+    said = refusal(tmp_path, content[:at] + b"\xff\xff\x00\x00" + content[at + 4 :])
+
+    assert said.startswith("the weight blk.0.\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}[m_output.weight in FILE")
+
+
 def test_a_type_that_is_not_known_is_told_with_the_weight(tmp_path, whole):
     at = type_at(whole)
 
     assert refusal(tmp_path, whole[:at] + struct.pack("<I", 77) + whole[at + 4 :]) == (
-        f"the weight {WEIGHT.decode()} in FILE has the type 77, which the package gguf does not know"
+        f"the weight {WEIGHT.decode()} in FILE has the type 77, which cannot be read"
     )
 
 
@@ -123,12 +131,6 @@ def test_a_file_that_holds_an_adapter_is_told_as_such(tmp_path):
     writer.close()
 
     assert refusal(tmp_path, (tmp_path / "lora.gguf").read_bytes()) == "FILE holds no model: its general.type is 'adapter'"
-
-
-def test_without_the_package_gguf_the_error_says_what_to_install(tmp_path, whole, monkeypatch):
-    monkeypatch.setitem(sys.modules, "gguf", None)
-
-    assert refusal(tmp_path, whole).startswith("GGUF files need the package gguf: pip install gguf")
 
 
 @pytest.mark.parametrize("architecture", ["bert", "nomic-bert-moe", "gemma-embedding"])
@@ -161,7 +163,7 @@ def test_arrays_in_arrays_are_followed_a_few_steps_and_no_further(tmp_path):
         return make_header(0, 1, pack_text("k") + struct.pack("<I", 9) + arrays)
 
     (tmp_path / "nested.gguf").write_bytes(nest(4))
-    assert read_gguf_header(tmp_path / "nested.gguf").keys == {"k"}
+    assert read_gguf_header(tmp_path / "nested.gguf").values == {"k": [[[[7]]]]}
     for depth in (5, 100_000):
         assert "key 1 of 1 (k) has arrays in more than 4 others, at byte " in refusal(tmp_path, nest(depth))
 
@@ -172,3 +174,73 @@ def test_an_array_that_cannot_fit_the_file_is_told_with_both_numbers(tmp_path, k
     assert refusal(tmp_path, make_header(0, 1, pack_text("k") + array)) == (
         f"FILE is damaged or truncated in key 1 of 1 (k): it announces {2**62:,} {what}, and 1,000 bytes follow"
     )
+
+
+def test_types_are_those_of_the_package_gguf():
+    known = {int(kind): (kind.name, *sizes) for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
+    assert {kind: TYPES[kind] for kind in known} == known  # its older versions know fewer types
+
+
+def test_values_are_those_that_the_library_reads(tmp_path, whole):
+    (tmp_path / "tiny.gguf").write_bytes(whole)
+    library = gguf.GGUFReader(tmp_path / "tiny.gguf")
+
+    header = read_gguf_header(tmp_path / "tiny.gguf")
+
+    assert header.values == {name: each.contents() for name, each in library.fields.items() if not name.startswith("GGUF.")}
+    assert [(each.name, each.shape[::-1], each.type, each.offset, each.num_bytes) for each in header.tensors] == [
+        (each.name, tuple(each.shape.tolist()), each.tensor_type.name, int(each.data_offset), int(each.n_bytes))
+        for each in library.tensors
+    ]
+
+
+@pytest.mark.parametrize(("alignment", "said"), [(0, "its general.alignment is 0"), (48, "its general.alignment is 48")])
+def test_an_alignment_that_is_no_power_of_two_is_told(tmp_path, alignment, said):
+    rest = pack_text("general.alignment") + struct.pack("<II", 4, alignment)
+
+    assert said in refusal(tmp_path, make_header(0, 1, rest))
+
+
+def test_a_key_that_is_there_twice_is_told(tmp_path):
+    rest = 2 * (pack_text("k") + struct.pack("<II", 4, 7))
+
+    assert refusal(tmp_path, make_header(0, 2, rest)) == "FILE is damaged: it has the key k twice"
+
+
+NAMES = [f"tiny-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("given", [0, 1, 2])
+def test_all_parts_of_a_split_model_are_found_by_any_of_them(tmp_path, given):
+    files = split_gguf(tmp_path, NAMES)
+
+    model = read_gguf(files[given])
+
+    assert model.files == tuple(files)
+    assert model.header.architecture == "llama"
+    whole = read_gguf_header(tmp_path / "whole.gguf")
+    assert {each.name for each in model.header.tensors} == {each.name for each in whole.tensors}
+    assert {each.file for each in model.header.tensors} == {0, 1, 2}
+
+
+def test_a_missing_part_is_told_with_the_numbers(tmp_path):
+    files = split_gguf(tmp_path, NAMES)
+    files[1].unlink()
+
+    with pytest.raises(UnsupportedModel, match=rf"in 3 files, and 1 of them are not in .*: the first .* is {NAMES[1]}"):
+        read_gguf(files[2])
+
+
+def test_parts_in_another_order_and_parts_of_another_model_are_told(tmp_path):
+    files = split_gguf(tmp_path, NAMES)
+    content = files[1].read_bytes()
+    files[1].write_bytes(files[2].read_bytes())
+
+    with pytest.raises(UnsupportedModel, match=r"says that it is part 3 of 3, and by its name it is part 2 of 3"):
+        read_gguf(files[0])
+    files[1].write_bytes(content)
+    files[2].rename(tmp_path / "other.gguf")
+    with pytest.raises(
+        UnsupportedModel, match=r"other\.gguf says that it is part 3 of 3, and by its name it is part 1 of 1"
+    ):
+        read_gguf(tmp_path / "other.gguf")

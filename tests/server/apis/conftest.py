@@ -1,64 +1,41 @@
-"""A server with a model for each kind of request: one that generates text, one that embeds, one that ranks."""
+"""Servers in this process: of a model that generates text, and of one for each kind of request."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import importlib
-import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
-import uvicorn
 
 from bough.config import Settings
-from bough.models import ModelFiles, Store
-from bough.server.app import make_app
-from bough.server.http.listening import bind, url_of
-from bough.server.serving.catalog import Catalog
-from bough.server.serving.loaded import LoadedModels
-from bough.server.serving.loaded_model import Start, start_model
-from bough.server.serving.service import Service
+from bough.models import ModelFiles, ModelFolder
+from tests.server.conftest import is_real
 from tests.server.fake_encoders import FakeEmbedder, FakeEncoderRuntime, FakeReranker
-from tests.tiny_models import make_folder
+from tests.server.in_process import make_words_folder, serving, start_words
+from tests.server.servers import Address, running
 
 
 def start_fakes(files: ModelFiles, settings: Settings) -> Any:
-    """Load the tiny model; the others are fakes."""
+    """Load a model without weights: an embedder, a reranker, or one that generates text."""
     if files.name == "vectors":
         return FakeEncoderRuntime(files.name, embedder=FakeEmbedder())
     if files.name == "ranker":
         return FakeEncoderRuntime(files.name, reranker=FakeReranker())
-    return start_model(files, settings)
+    return start_words(files, settings)
 
 
-def put_model(settings: Settings, name: str, make: Callable[[Path], object]) -> None:
+def put_model(data_folder: Path, name: str, make: Callable[[Path], object]) -> None:
     """Add a model to the model folder."""
-    with Store(settings.models_folder).making(name) as making:
+    with ModelFolder(data_folder / "models").making(name) as making:
         make(making.folder)
         making.commit("a test", "", 0, "F32")
-
-
-@contextmanager
-def serving(settings: Settings, files: ModelFiles, start: Start = start_model) -> Iterator[str]:
-    """The application on a thread of this process; gives its address."""
-    catalog = Catalog(settings, files)
-    service = Service(settings, LoadedModels(settings, catalog, start=start), catalog)
-    server = uvicorn.Server(uvicorn.Config(make_app(settings, service), log_config=None, ws="none"))
-    with bind("127.0.0.1", 0) as bound:
-        thread = threading.Thread(target=server.run, args=([bound],))
-        thread.start()
-        try:
-            yield url_of(bound)
-        finally:
-            server.should_exit = True
-            thread.join(30)
-    assert not thread.is_alive()
 
 
 @pytest.fixture
@@ -74,13 +51,31 @@ def litellm() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def embedding_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
+    """A model without weights, of the default model's name and context; the default model if an engine was asked for."""
+    folder = tmp_path_factory.mktemp("server")
+    if is_real(request.config):
+        request.getfixturevalue("smollm2_files")
+        with running("smollm2", folder) as started:
+            yield started
+        return
+    files = ModelFiles("smollm2", make_words_folder(folder / "smollm2", context_tokens=8192))
+    with serving(files, folder) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def client(server: Address) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, timeout=120) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def embedding_server(words_model: ModelFiles, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server with the models `tiny` (generates), `vectors` (embeds) and `ranker` (ranks)."""
     folder = tmp_path_factory.mktemp("embedding_server")
-    settings = Settings(
-        data_folder=folder, cache_folder=folder / "cache", disk=0, threads=2, model="tiny", aliases="mine=vectors"
-    )
     for number, name in enumerate(("vectors", "ranker"), start=1):  # of different sizes: equal models would be one
-        put_model(settings, name, partial(make_folder, "llama", vocab_size=16 * number))
-    with serving(settings, ModelFiles("tiny", tiny_model), start_fakes) as url:
-        yield url
+        put_model(folder / "data", name, partial(make_words_folder, context_tokens=number))
+    with serving(words_model, folder, start_fakes, disk=0, aliases="mine=vectors") as address:
+        yield address.url

@@ -14,9 +14,10 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForSequenceClassification
 
-from bough.config import Settings
 from bough.models import ModelFiles
-from tests.server.apis.conftest import put_model, serving
+from bough.server.serving.loaded import start_model
+from tests.server.apis.conftest import put_model
+from tests.server.in_process import serving
 
 tiny_encoders = pytest.importorskip("tests.tiny_encoders", reason="there are no encoders yet")
 
@@ -34,10 +35,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def url(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server with an encoder and a reranker."""
     data = tmp_path_factory.mktemp("encoder_server")
-    settings = Settings(data_folder=data, cache_folder=data / "cache", threads=2, model="encoder")
-    put_model(settings, "ranker", tiny_encoders.make_reranker)
-    with serving(settings, ModelFiles("encoder", folder)) as address:
-        yield address
+    put_model(data / "data", "ranker", tiny_encoders.make_reranker)
+    with serving(ModelFiles("encoder", folder), data, start_model, threads=2) as address:
+        yield address.url
 
 
 def mean_of(folder: Path, text: str) -> Any:

@@ -15,16 +15,14 @@ from bough.errors import RequestError
 from bough.server.apis.anthropic import wire as anthropic_wire
 from bough.server.apis.bough.cache import PrefixBody
 from bough.server.apis.bough.tokens import DetokenizeRequest, TokenizeRequest
-from bough.server.apis.ollama.embeddings import EmbedRequest
-from bough.server.apis.ollama.wire import ChatRequest, CopyRequest, GenerateRequest, NamedRequest
+from bough.server.apis.ollama.wire import CopyRequest, EmbedRequest, NamedRequest, OllamaChatRequest, OllamaGenerateRequest
 from bough.server.apis.openai import chat as openai_chat
 from bough.server.apis.openai import completions as openai_completions
 from bough.server.apis.openai import embeddings as openai_embeddings
-from bough.server.apis.openai import rerank as openai_rerank
 from bough.server.apis.openai import responses as openai_responses
 from bough.server.http import bounds
 from bough.server.http.errors import HttpError, to_http_error
-from bough.server.http.wire import read_json
+from bough.server.http.json_routes import read_json
 from bough.types import SamplingParams
 from tests.test_docs import ROOT
 
@@ -42,11 +40,11 @@ Read = Callable[..., object]
 
 
 def ollama(**fields: Any) -> object:
-    return ChatRequest.model_validate({"model": "m", "messages": [USER], **fields}).to_ask("")
+    return OllamaChatRequest.model_validate({"model": "m", "messages": [USER], **fields}).to_ask("")
 
 
 def generate(**fields: Any) -> object:
-    return GenerateRequest.model_validate({"model": "m", "prompt": "a", **fields}).to_ask("")
+    return OllamaGenerateRequest.model_validate({"model": "m", "prompt": "a", **fields}).to_ask("")
 
 
 def prefix(**fields: Any) -> object:
@@ -62,7 +60,7 @@ def detokenize(**fields: Any) -> object:
 
 
 def chat(**fields: Any) -> object:
-    body = openai_chat.ChatRequest.model_validate({"model": "m", "messages": [USER], **fields})
+    body = openai_chat.OpenAIChatRequest.model_validate({"model": "m", "messages": [USER], **fields})
     return openai_chat.to_ask(body, "")
 
 
@@ -76,13 +74,13 @@ def embed(**fields: Any) -> object:
 
 
 def embed_openai(**fields: Any) -> object:
-    body = openai_embeddings.EmbeddingsRequest.model_validate({"model": "m", "input": "a", **fields})
-    return openai_embeddings.to_ask(body, "")
+    body = openai_embeddings.OpenAIEmbeddingsRequest.model_validate({"model": "m", "input": "a", **fields})
+    return openai_embeddings.to_embed_ask(body, "")
 
 
 def rerank(**fields: Any) -> object:
-    body = openai_rerank.RerankRequest.model_validate({"model": "m", "query": "a", "documents": ["a"], **fields})
-    return openai_rerank.to_ask(body, "")
+    body = openai_embeddings.RerankRequest.model_validate({"model": "m", "query": "a", "documents": ["a"], **fields})
+    return openai_embeddings.to_rerank_ask(body, "")
 
 
 def respond(**fields: Any) -> object:
@@ -258,20 +256,20 @@ def test_earlier_calls_may_have_so_many_characters_of_arguments_together() -> No
 @pytest.mark.parametrize("bad", ["a", 1.5, None, True, [], 2**63, -(2**63) - 1])
 def test_ids_of_a_context_are_checked_at_once_and_one_bad_one_is_named_alone(bad: Any) -> None:
     with pytest.raises(ValidationError) as refused:
-        GenerateRequest.model_validate({"model": "m", "context": [1, 2, bad, bad]})
+        OllamaGenerateRequest.model_validate({"model": "m", "context": [1, 2, bad, bad]})
 
     assert len(refused.value.errors()) == 1
     assert "context" in to_http_error(RequestValidationError(refused.value.errors())).text
 
 
 def test_ids_of_a_context_may_come_as_floats_without_a_fraction() -> None:
-    assert GenerateRequest.model_validate({"model": "m", "context": [1, 2.0, 3e3]}).context == [1, 2, 3000]
+    assert OllamaGenerateRequest.model_validate({"model": "m", "context": [1, 2.0, 3e3]}).context == [1, 2, 3000]
 
 
 def test_many_bad_entries_are_one_error() -> None:
     models: list[tuple[type[BaseModel], dict[str, Any]]] = [
-        (ChatRequest, {"model": "m", "messages": [1] * 9_000}),
-        (openai_chat.ChatRequest, {"model": "m", "messages": [1] * 9_000}),
+        (OllamaChatRequest, {"model": "m", "messages": [1] * 9_000}),
+        (openai_chat.OpenAIChatRequest, {"model": "m", "messages": [1] * 9_000}),
         (anthropic_wire.CountRequest, {"model": "m", "messages": [1] * 9_000}),
     ]
     for model, body in models:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,12 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from bough.models import ModelFiles
+from bough.cache.tree.state import Lane
+from bough.config import Settings
+from bough.models import ModelFiles, Tokenizer
+from bough.runtime import Runtime
+from tests.gates import Gate
+from tests.server.in_process import WordsEngine, make_words_folder, serving, start_words
 from tests.server.load import (
     APIS,
     PATHS,
@@ -32,7 +37,7 @@ from tests.server.load import (
     text_of,
     wait_until_at_rest,
 )
-from tests.server.servers import Server, StartServer, make_chat_folder, running
+from tests.server.servers import Address, Server, StartProcess, running
 from tests.waiting import wait_until
 
 Leaving = Literal["unsent", "half-sent", "unanswered", "in prefill", "in words", "whole", "stays"]
@@ -139,8 +144,8 @@ async def visit_all(server: Server, num_clients: int, seed: int) -> Crowd:
 
 
 @pytest.fixture(scope="module")
-def visited(tiny_server: StartServer) -> Server:
-    return tiny_server(lanes=2, device_memory=64 * 2**20, disk=64 * 2**20)
+def visited(tiny_process: StartProcess) -> Server:
+    return tiny_process(lanes=2, device_memory=64 * 2**20, disk=64 * 2**20)
 
 
 def test_when_forty_clients_came_and_went_all_lanes_are_free_and_who_stayed_has_its_answer(visited: Server) -> None:
@@ -165,18 +170,18 @@ def test_the_memory_of_the_server_stays_while_clients_come_and_go(visited: Serve
 
 
 @pytest.fixture(scope="module")
-def endless_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def endless_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Address]:
     """One lane of a model whose answers end when their clients leave: no machine computes so many tokens meanwhile."""
     folder = tmp_path_factory.mktemp("endless")
-    model = make_chat_folder(folder / "endless", context_tokens=2 * NUM_ENDLESS)
-    with running(str(model), folder, data_folder=folder / "data", lanes=1, queue=1, loop_guard=False) as server:
+    files = ModelFiles("endless", make_words_folder(folder / "endless", context_tokens=2 * NUM_ENDLESS))
+    with serving(files, folder, lanes=1, queue=1, loop_guard=False) as server:
         yield server
 
 
 @pytest.mark.parametrize("streams", [True, False], ids=["streamed", "whole"])
 @pytest.mark.parametrize("api", APIS)
 def test_a_client_that_leaves_the_queue_frees_its_place_while_others_go_on(
-    endless_server: Server, api: Api, streams: bool
+    endless_server: Address, api: Api, streams: bool
 ) -> None:
     server = endless_server
 
@@ -207,30 +212,74 @@ async def _until(is_so: Callable[[], bool]) -> None:
 # What was computed for those who left
 
 
-@pytest.mark.model
+class HeldEngine(WordsEngine):
+    """Computes two chunks of a prompt, if it is held, and waits with the third until it may go on."""
+
+    def __init__(self, tokenizer: Tokenizer, context_tokens: int) -> None:
+        super().__init__(tokenizer, context_tokens)
+        self.hold()
+        self.may_go_on.open()
+
+    def hold(self) -> None:
+        self._num_before, self.waits, self.may_go_on = 2, Gate(), Gate()
+
+    def evaluate(self, lane: Lane, ids: Sequence[int]) -> tuple[float, ...]:
+        if len(ids) > 1 and self._num_before == 0:
+            self.waits.open()
+            self.may_go_on.wait()
+        self._num_before -= bool(self._num_before) and len(ids) > 1
+        return super().evaluate(lane, ids)
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Address, HeldEngine]]:
+    """A server, and its engine."""
+    folder, engines = tmp_path_factory.mktemp("held"), []
+
+    def start(files: ModelFiles, settings: Settings) -> Runtime:
+        runtime = start_words(files, settings, HeldEngine)
+        engines.append(runtime.engine)
+        return runtime
+
+    files = ModelFiles("held", make_words_folder(folder / "held", context_tokens=2**15))
+    with serving(files, folder, start, chunk=512) as server:
+        yield server, engines[0]
+
+
 @pytest.mark.parametrize("streams", [True, False], ids=["streamed", "whole"])
 @pytest.mark.parametrize("api", APIS)
 def test_the_prefill_of_a_client_that_left_stops_and_its_retry_finds_what_was_done(
-    server: Server, api: Api, streams: bool
+    held: tuple[Address, HeldEngine], api: Api, streams: bool
 ) -> None:
+    server, engine = held
     text = text_of(6000, begin=f"a client of {api} that leaves, {streams}")
-    known = figures(server)["tokens"]
+    num_ended = count_ended(server, api)
+    engine.hold()
 
     async def leave_in_prefill() -> None:
         async with make_client() as client:
             asking = asyncio.create_task(ask(client, server, Chat(api, text, streams=streams)))
-            await _until(lambda: figures(server)["tokens"] > known + 100)
+            await engine.waits.passed()
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
 
     run(leave_in_prefill())
+    wait_until(lambda: count_ended(server, api) > num_ended)
+    engine.may_go_on.open()
     wait_until_at_rest(server)
     retry = run(look(server, text))
 
     assert 100 < retry.cached_tokens < retry.prompt_tokens - 100
 
 
-async def look(server: Server, text: str) -> Reply:
+def count_ended(server: Address, api: Api) -> float:
+    """How many requests by this API have ended, as they may."""
+    text = httpx.get(f"{server.url}/metrics").raise_for_status().text
+    begin = f'bough_requests_total{{api="{api}"'
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(begin))
+
+
+async def look(server: Address, text: str) -> Reply:
     """What is cached of a text: Anthropic's API says so before anything is computed, and then nobody reads on."""
     async with make_client() as client:
         return await ask(client, server, Chat("anthropic", text), lambda reply: reply.prompt_tokens > 0)

@@ -78,7 +78,7 @@ class Place:
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=self._environment
             )
         url = f"http://127.0.0.1:{self.port}"
-        server = self.server = Server(url, "smollm2", process, self.folder / "cache", log_file)
+        server = self.server = Server(url, "smollm2", self.folder / "cache", process, log_file)
         self.healths = []
         wait_until(self._is_ready, START_S, describe=lambda: server.log[-4000:])
         return server

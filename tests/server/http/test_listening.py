@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -105,12 +106,14 @@ class Place:
             self.stops.append(None)
 
         thread = threading.Thread(target=run_client)
+        before = signal.signal(signal.SIGTERM, lambda *_: None)  # a client that fails late must not end the tests
         with mock.patch.object(HttpServer, "stop", stop):
             thread.start()
             try:
                 host(self.app, self.settings, self.service, self.bound, self.is_ready.set)
             finally:
                 thread.join(BOUND_S)
+                signal.signal(signal.SIGTERM, before)
         return errors
 
     def signal(self, times: int = 1) -> None:
@@ -122,9 +125,13 @@ class Place:
 
     def pass_time(self, seconds: float) -> None:
         """Let the clock of the server's event loop go on at once, and wait until it has seen that."""
+        self.hasten(seconds)
+        self.state()
+
+    def hasten(self, seconds: float) -> None:
+        """Let the clock of the server's event loop go on at once."""
         assert self.service.loop is not None
         pass_time(seconds, self.service.loop)
-        self.state()
 
     def state(self) -> dict[str, bool]:
         state: dict[str, bool] = httpx.get(f"{self.url}/state", timeout=BOUND_S).json()
@@ -201,8 +208,11 @@ def test_streams_get_no_longer_than_the_setting_says():
         lines = place.lines()
         next(lines)
         place.signal()
-        with pytest.raises(httpx.HTTPError):
-            list(lines)
+        with ThreadPoolExecutor(1) as reader, pytest.raises(httpx.HTTPError):
+            reading = reader.submit(list, lines)
+            with contextlib.suppress(RuntimeError):  # its loop is closed when the server has ended
+                wait_until(lambda: place.hasten(1.0) or reading.done())  # until it is disconnected
+            reading.result()
 
     assert place.serve(client) == []
     assert place.service.num_closed > 0
@@ -307,6 +317,7 @@ def test_a_client_that_sends_no_whole_head_is_hung_up_on(pieces: list[bytes]):
         assert place.is_ready.wait(BOUND_S)
         with socket.create_connection(place.bound.getsockname()) as slow:
             slow.settimeout(BOUND_S)
+            place.state()  # connections are accepted in their order: the clock of this one runs
             for piece in pieces:
                 slow.sendall(piece)
                 place.pass_time(0.3 * Connection.header_s)  # each comes in time for itself

@@ -13,8 +13,8 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from bough.server.http.logs import JsonFormatter, LineFormatter, LogsMiddleware
+from bough.server.serving.loaded.progress import RequestRecord, note_record
 from bough.server.serving.metrics import Metrics
-from bough.server.serving.record import RequestRecord, note_record
 from bough.types import Usage
 from tests.server.layers import Inner, call_raw, send_to
 

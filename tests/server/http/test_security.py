@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ import pytest
 from bough.config import Settings
 from bough.errors import SettingsError
 from bough.server.app import error_format_of
-from bough.server.http.keys import Keys, read_secret
-from bough.server.http.origins import OriginRules
-from bough.server.http.security import SecurityMiddleware
+from bough.server.http.keys import ApiKeys, read_secret
+from bough.server.http.security import OriginRules, SecurityMiddleware
 from bough.server.serving.ask import tenant_of
 from tests.server.layers import Inner, call_raw, send_to
 
@@ -243,8 +241,15 @@ def test_everything_else_needs_a_key(keyed: SecurityMiddleware, path: str) -> No
     assert send_to(keyed, path=f"http://localhost{path}").status_code == 401
 
 
+def test_a_byte_order_mark_at_the_start_of_the_file_is_no_part_of_a_key_or_a_comment(tmp_path: Path) -> None:
+    assert ApiKeys(write_keys(tmp_path, "\ufeffa-key alice\n")).find(b"a-key") is not None
+    keys = ApiKeys(write_keys(tmp_path, "\ufeff# ours\na-key alice\n"))
+    assert keys.find(b"a-key") is not None
+    assert keys.find("\ufeff#".encode()) is None
+
+
 def test_the_keys_are_read_again_when_the_file_changes(tmp_path: Path) -> None:
-    keys = Keys(write_keys(tmp_path, "old-key\n"))
+    keys = ApiKeys(write_keys(tmp_path, "old-key\n"))
 
     write_keys(tmp_path, "a-new-key\n")
 
@@ -254,7 +259,7 @@ def test_the_keys_are_read_again_when_the_file_changes(tmp_path: Path) -> None:
 
 def test_while_the_file_is_gone_nobody_is_admitted(tmp_path: Path) -> None:
     file = write_keys(tmp_path, "a-key\n")
-    keys = Keys(file)
+    keys = ApiKeys(file)
 
     file.unlink()
     found = keys.find(b"a-key")
@@ -268,7 +273,7 @@ def test_while_the_file_is_no_file_of_keys_nobody_is_admitted_and_the_log_says_s
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = write_keys(tmp_path, "a-key\n")
-    keys = Keys(file)
+    keys = ApiKeys(file)
 
     file.write_bytes(bytes(range(256)))
     with caplog.at_level(logging.ERROR, "bough"):
@@ -279,7 +284,7 @@ def test_while_the_file_is_no_file_of_keys_nobody_is_admitted_and_the_log_says_s
 
 
 def test_a_key_that_is_there_twice_later_still_admits_its_client(tmp_path: Path) -> None:
-    keys = Keys(write_keys(tmp_path, "a-key\n"))
+    keys = ApiKeys(write_keys(tmp_path, "a-key\n"))
 
     write_keys(tmp_path, "a-key alice\na-key bob\n")
 
@@ -298,13 +303,12 @@ def test_a_file_without_keys_is_no_way_to_start(tmp_path: Path, text: str | None
         write_keys(tmp_path, text)
 
     with pytest.raises(SettingsError, match="key"):
-        Keys(file)
+        ApiKeys(file)
 
 
-@pytest.mark.skipif(os.name != "posix", reason="file modes are those of POSIX")
 def test_a_file_that_others_can_read_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "bough"):
-        Keys(write_keys(tmp_path, "a-key\n", mode=0o644))
+        ApiKeys(write_keys(tmp_path, "a-key\n", mode=0o644))
 
     assert "chmod 600" in caplog.text
     assert "a-key" not in caplog.text
@@ -332,13 +336,11 @@ def test_each_key_has_a_salt_of_its_own_that_stays_the_same(keyed: SecurityMiddl
 
 def test_machines_with_the_same_secret_give_a_key_the_same_salt(tmp_path: Path) -> None:
     keys = write_keys(tmp_path, "alices-key\n")
+    (same := tmp_path / "same").write_text("a secret of a few words")
+    (other := tmp_path / "other").write_text("another secret here")
     layers = [
-        make_layer(tmp_path / name, keys_file=keys, store_secret=secret)
-        for name, secret in (
-            ("one", "a secret of a few words"),
-            ("two", "a secret of a few words"),
-            ("three", "another secret here"),
-        )
+        make_layer(tmp_path / name, keys_file=keys, store_secret_file=secret)
+        for name, secret in (("one", same), ("two", same), ("three", other))
     ]
     first, second, third = (salt_of(layer, x_api_key="alices-key") for layer in layers)
     assert first == second != third

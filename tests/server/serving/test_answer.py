@@ -11,45 +11,59 @@ from typing import Any
 import pytest
 
 from bough.errors import EngineError
-from bough.models.prompts import Encoded
+from bough.generate.request import Request
 from bough.models.tokenizer import Tokenizer
-from bough.server.serving.answer import Answer, AnswerListener
+from bough.scheduling.job import Listener, PromptAdvanced, PromptLoaded, RequestBegan
+from bough.server.serving.answer import Answer, ChoiceNews, make_listener
 from bough.server.serving.ask import Ask, Delta, Finished, ScoredToken, ToolChoice
-from bough.server.serving.progress import LiveRequests
-from bough.server.serving.prompting.prompt import PreparedPrompt
-from bough.server.serving.record import RequestRecord
-from bough.system.inbox import Inbox
-from bough.types import Alternative, Chunk, Completion, SamplingParams, TokenLogprob, Usage
+from bough.server.serving.loaded.progress import LiveRequests, RequestRecord
+from bough.server.serving.prompting.prompt import AnswerFormat
+from bough.system.inbox import Inbox, Mailbox
+from bough.tokens import Tokens
+from bough.types import Alternative, Chunk, Completion, TokenLogprob, Usage
 from tests.models.tiny_tokenizer import byte_level
 
 TOKENIZER = Tokenizer(byte_level())
 LOADED: Any = SimpleNamespace(
     name="m",
     info=SimpleNamespace(digest="0123"),
-    generator=SimpleNamespace(prompts=SimpleNamespace(tokenizer=TOKENIZER), stores_answers=True),
+    generator=SimpleNamespace(
+        prompts=SimpleNamespace(tokenizer=TOKENIZER), stores_answers=True, submit=lambda request: None
+    ),
 )
 STARTED = Usage(prompt_tokens=10, matched_tokens=6, cached_tokens=6)
 CALLS = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
 
 
-def listen(scene: Callable[[Answer, AnswerListener], Coroutine[Any, Any, None]], **ask: Any) -> list[RequestRecord]:
-    """Play a scene with an answer and the listener of its first choice; returns what was recorded of it."""
+def listen(scene: Callable[..., Coroutine[Any, Any, None]], **ask: Any) -> list[RequestRecord]:
+    """Play a scene with an answer and the listeners of its choices; returns what was recorded of it."""
     records: list[RequestRecord] = []
 
     async def play() -> None:
-        models: Any = SimpleNamespace(release=lambda loaded: None)
-        metrics: Any = SimpleNamespace(request_done=records.append)
-        answer = Answer(
-            Ask("m", **ask), LOADED, 0.0, models, metrics, Inbox(asyncio.get_running_loop()), LiveRequests(), lambda: 0.0
-        )
+        wanted = Ask("m", **ask)
+        inbox, mailbox = Inbox[ChoiceNews](asyncio.get_running_loop()), Mailbox[ChoiceNews]()
+        listeners = [make_listener(choice, mailbox, inbox) for choice in range(wanted.num_choices)]
         tools: dict[str, Any] = {"add": None} if "tool_choice" in ask else {}
-        answer.set_prompt(PreparedPrompt(Encoded([1, 2, 3]), SamplingParams(), tools, splits_thinking=True))
-        listener = answer.listeners[0]
-        listener.on_progress(STARTED.cached_tokens, STARTED.prompt_tokens)
-        listener.on_start(STARTED, 0.5)
+        answer_format = AnswerFormat(tools, splits_thinking=True)
+        requests: Any = [SimpleNamespace(cancel=lambda: None) for _ in listeners]
+        progress = LiveRequests().begin("", "m", "", 0.0)
+        answer = Answer(
+            wanted,
+            LOADED,
+            Request(Tokens.of([1, 2, 3])),
+            answer_format,
+            requests,
+            mailbox,
+            progress,
+            lambda record, is_complete: records.append(record),
+            clock=lambda: 0.0,
+        )
+        listener = listeners[0]
+        listener(PromptAdvanced(STARTED.cached_tokens, STARTED.prompt_tokens))
+        listener(RequestBegan(STARTED, 0.5))
         await answer.start()
         try:
-            await scene(answer, listener)
+            await scene(answer, *listeners)
         finally:
             answer.close()
             answer.close()
@@ -59,9 +73,9 @@ def listen(scene: Callable[[Answer, AnswerListener], Coroutine[Any, Any, None]],
 
 
 def test_what_was_heard_of_an_answer_that_is_broken_off_is_recorded_once() -> None:
-    async def scene(answer: Answer, listener: AnswerListener) -> None:
-        listener.on_progress(9, 10)
-        listener.on_chunk(Chunk("Hi", (1, 2)))
+    async def scene(answer: Answer, listener: Listener) -> None:
+        listener(PromptAdvanced(9, 10))
+        listener(Chunk("Hi", (1, 2)))
         async for event in answer:
             if isinstance(event, Delta):
                 break
@@ -84,12 +98,12 @@ def test_what_was_heard_of_an_answer_that_is_broken_off_is_recorded_once() -> No
 def test_of_an_answer_that_is_broken_off_no_token_counts_as_cached_that_was_not(
     done_tokens: list[int], is_loaded: bool, expected: tuple[int, int]
 ) -> None:
-    async def scene(answer: Answer, listener: AnswerListener) -> None:
+    async def scene(answer: Answer, listener: Listener) -> None:
         for done in done_tokens:
-            listener.on_progress(done, 10)
+            listener(PromptAdvanced(done, 10))
         if is_loaded:
-            listener.on_loaded(replace(STARTED, cached_tokens=2))
-        listener.on_chunk(Chunk("", ()))
+            listener(PromptLoaded(replace(STARTED, cached_tokens=2)))
+        listener(Chunk("", ()))
         async for event in answer:
             if isinstance(event, Delta):
                 break
@@ -103,11 +117,11 @@ def test_of_an_answer_that_is_broken_off_no_token_counts_as_cached_that_was_not(
 def test_the_prompt_of_several_choices_is_recorded_as_the_first_one_found_it() -> None:
     found, found_by_other = replace(STARTED, cached_tokens=2), replace(STARTED, cached_tokens=9)
 
-    async def scene(answer: Answer, listener: AnswerListener) -> None:
-        listener.on_loaded(found)
-        answer.listeners[1].on_loaded(found_by_other)
-        answer.listeners[1].on_end(Completion("", (), "stop", found_by_other))
-        listener.on_end(Completion("", (), "stop", found))
+    async def scene(answer: Answer, listener: Listener, other: Listener) -> None:
+        listener(PromptLoaded(found))
+        other(PromptLoaded(found_by_other))
+        other(Completion("", (), "stop", found_by_other))
+        listener(Completion("", (), "stop", found))
         assert [event.choice async for event in answer if isinstance(event, Finished)] == [1, 0]
         assert answer.started.usage == found
 
@@ -117,10 +131,10 @@ def test_the_prompt_of_several_choices_is_recorded_as_the_first_one_found_it() -
 
 
 def test_thinking_text_and_calls_are_told_apart_and_of_several_calls_one_is_taken_if_asked() -> None:
-    async def scene(answer: Answer, listener: AnswerListener) -> None:
+    async def scene(answer: Answer, listener: Listener) -> None:
         for piece in ("<thi", "nk>hm</think>", "\n\nWell.", CALLS, CALLS):
-            listener.on_chunk(Chunk(piece, (1,)))
-        listener.on_end(Completion("", (1,) * 5, "stop"))
+            listener(Chunk(piece, (1,)))
+        listener(Completion("", (1,) * 5, "stop"))
         (finished,) = [event async for event in answer if isinstance(event, Finished)]
         assert (finished.thinking, finished.text, finished.finish_reason) == ("hm", "Well.", "tool_calls")
         assert [call.name for call in finished.tool_calls] == ["add"]
@@ -130,9 +144,9 @@ def test_thinking_text_and_calls_are_told_apart_and_of_several_calls_one_is_take
 
 
 def test_thinking_is_not_counted_where_nobody_asks_for_the_number() -> None:
-    async def scene(answer: Answer, listener: AnswerListener) -> None:
-        listener.on_chunk(Chunk("<think>hm</think>Well.", (1,)))
-        listener.on_end(Completion("", (1,) * 5, "stop"))
+    async def scene(answer: Answer, listener: Listener) -> None:
+        listener(Chunk("<think>hm</think>Well.", (1,)))
+        listener(Completion("", (1,) * 5, "stop"))
         (finished,) = [event async for event in answer if isinstance(event, Finished)]
         assert (finished.thinking, finished.thinking_tokens) == ("hm", 0)
 
@@ -140,8 +154,8 @@ def test_thinking_is_not_counted_where_nobody_asks_for_the_number() -> None:
 
 
 def test_an_error_on_the_way_is_raised_and_recorded() -> None:
-    async def scene(answer: Answer, listener: AnswerListener) -> None:
-        listener.on_error(EngineError("broken"))
+    async def scene(answer: Answer, listener: Listener) -> None:
+        listener(EngineError("broken"))
         with pytest.raises(EngineError):
             async for _ in answer:
                 pass
@@ -154,10 +168,10 @@ def test_an_error_on_the_way_is_raised_and_recorded() -> None:
 def test_tokens_with_probabilities_come_as_their_bytes_piece_by_piece_and_whole() -> None:
     first, second = TOKENIZER.encode("a")[0], TOKENIZER.encode("b")[0]
 
-    async def scene(answer: Answer, listener: AnswerListener) -> None:
-        listener.on_chunk(Chunk("a", (first,), (TokenLogprob(first, "a", -0.5, (Alternative(second, -2.0),)),)))
-        listener.on_chunk(Chunk("b", (second,), (TokenLogprob(second, "b", -0.25),)))
-        listener.on_end(Completion("ab", (first, second), "stop"))
+    async def scene(answer: Answer, listener: Listener) -> None:
+        listener(Chunk("a", (first,), (TokenLogprob(first, "a", -0.5, (Alternative(second, -2.0),)),)))
+        listener(Chunk("b", (second,), (TokenLogprob(second, "b", -0.25),)))
+        listener(Completion("ab", (first, second), "stop"))
         *deltas, finished = [event async for event in answer]
         scores = (ScoredToken(b"a", -0.5, (ScoredToken(b"b", -2.0),)), ScoredToken(b"b", -0.25))
         assert [delta.logprobs for delta in deltas if isinstance(delta, Delta) and delta.text] == [scores[:1], scores[1:]]
@@ -167,10 +181,10 @@ def test_tokens_with_probabilities_come_as_their_bytes_piece_by_piece_and_whole(
 
 
 def test_what_has_come_together_is_read_together_and_an_error_after_it() -> None:
-    async def scene(answer: Answer, listener: AnswerListener) -> None:
+    async def scene(answer: Answer, listener: Listener) -> None:
         for text in ("one ", "two ", "three"):
-            listener.on_chunk(Chunk(text, (1,)))
-        listener.on_error(EngineError("no more"))
+            listener(Chunk(text, (1,)))
+        listener(EngineError("no more"))
         batches = answer.batches()
         assert len(await anext(batches)) == 3
         with pytest.raises(EngineError):
@@ -182,9 +196,9 @@ def test_what_has_come_together_is_read_together_and_an_error_after_it() -> None
 
 
 def test_what_comes_with_the_start_of_an_answer_is_not_lost() -> None:
-    async def scene(answer: Answer, listener: AnswerListener) -> None:
-        listener.on_start(STARTED, 0.5)
-        listener.on_chunk(Chunk("Hi", (1,)))
+    async def scene(answer: Answer, listener: Listener) -> None:
+        listener(RequestBegan(STARTED, 0.5))
+        listener(Chunk("Hi", (1,)))
         await answer.start()
         async for events in answer.batches():
             assert isinstance(events[0], Delta)

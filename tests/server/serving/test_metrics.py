@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Receive, Scope, Send
 
 from bough.server.http.logs import LogsMiddleware
+from bough.server.serving.loaded.progress import RequestRecord
 from bough.server.serving.metrics import Metrics
-from bough.server.serving.record import RequestRecord
 from bough.types import Usage
 from tests.server.layers import Inner, send_to
 from tests.server.servers import StartServer

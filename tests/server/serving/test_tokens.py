@@ -14,7 +14,7 @@ from bough.models.prompts import Prompts
 from bough.models.tokenizer import Tokenizer
 from bough.server.serving.ask import Ask
 from bough.server.serving.loaded import LoadedModels
-from bough.server.serving.prompting.prompt import PromptThreads
+from bough.server.serving.loaded.model import PromptThreads
 from bough.server.serving.tokens import TokenOptions, TokenService
 from tests.models.tiny_tokenizer import byte_level
 

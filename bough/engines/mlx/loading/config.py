@@ -8,7 +8,6 @@ has no key for raises UnsupportedModel, or becomes a warning where the model is 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,14 +32,14 @@ _KNOWN_DIFFERENCES = {
 
 
 @dataclass(frozen=True)
-class Translated:
+class TranslatedConfig:
     """A configuration that mlx-lm can read, and warnings about how the model will differ from it."""
 
     config: Config
     warnings: tuple[str, ...] = ()
 
 
-def translate(config: Config) -> Translated:
+def translate(config: Config) -> TranslatedConfig:
     """Add mlx-lm's keys to the configuration; the others stay. Raises UnsupportedModel where mlx-lm has no such key."""
     new = dict(config)
     inner: tuple[str, ...] = ()
@@ -50,19 +49,13 @@ def translate(config: Config) -> Translated:
     arguments = _arguments_of(new)
     _set_rotation(new)
     _set_layers(new, arguments)
-    family = _FAMILIES.get(_type_of(new))
-    if family:
-        family(new)
+    _set_family(new)
     _set_missing(new, arguments)
-    return Translated(new, (*inner, *_find_differences(new, arguments)))
-
-
-def _type_of(config: Config) -> str:
-    return str(config.get("model_type"))
+    return TranslatedConfig(new, (*inner, *_find_differences(new, arguments)))
 
 
 def _arguments_of(config: Config) -> dict[str, inspect.Parameter]:
-    """What mlx-lm's model takes from a configuration; nothing if it has no model of this type by itself."""
+    """The parameters that mlx-lm's model reads from a configuration; none if it has no model of this type by itself."""
     try:
         _, arguments = utils._get_classes(config)
     except (KeyError, ValueError, SystemExit):
@@ -85,11 +78,11 @@ def _set_rotation(config: Config) -> None:
 
 
 def _set_layers(config: Config, arguments: dict[str, inspect.Parameter]) -> None:
-    """Which layers are of which kind, where mlx-lm wants the period in which the kinds alternate."""
+    """The kinds of layers, where mlx-lm needs the period in which they alternate."""
     types = config.get("layer_types")
     if not types or "layer_types" in arguments:
         return
-    if "sliding_window_pattern" in arguments and _type_of(config) == "exaone4":
+    if "sliding_window_pattern" in arguments and config.get("model_type") == "exaone4":
         config["sliding_window_pattern"] = "".join("L" if each == "sliding_attention" else "G" for each in types)
     elif "sliding_window_pattern" in arguments:
         config["sliding_window_pattern"] = _period_of(types, "sliding_attention", config)
@@ -98,15 +91,31 @@ def _set_layers(config: Config, arguments: dict[str, inspect.Parameter]) -> None
 
 
 def _period_of(types: list[str], other: str, config: Config) -> int:
-    """After how many layers one of full attention comes."""
+    """The number of layers from one of full attention to the next."""
     period = types.index("full_attention") + 1 if "full_attention" in types else len(types) + 1
     regular = [other if (i + 1) % period else "full_attention" for i in range(len(types))]
     if types != regular or period > len(types):
         raise UnsupportedModel(
-            f"mlx-lm runs {_type_of(config)} only with layers that take turns, the last of each turn with full attention; "
-            f"of these {len(types)} layers, {types.count('full_attention')} have it: {', '.join(types)}"
+            f"mlx-lm runs {config.get('model_type')} only with layers that take turns, the last of each turn with full "
+            f"attention; of these {len(types)} layers, {types.count('full_attention')} have it: {', '.join(types)}"
         )
     return period
+
+
+def _set_family(config: Config) -> None:
+    """Settings of single families, some of which have no default in mlx-lm."""
+    match config.get("model_type"):
+        case "apertus":
+            config |= {"mlp_bias": False, "post_norm": False, "qk_norm": True} | config
+        case "falcon_h1":
+            config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
+        case "granitemoehybrid":
+            words = {"linear_attention": "mamba", "full_attention": "attention"}
+            config["layer_types"] = [words.get(each, each) for each in config["layer_types"]]
+            if config.get("position_embedding_type") is None:
+                config["position_embedding_type"] = "nope"
+        case "mistral" if _window_of(config) and not config.get("layer_types"):
+            config["layer_types"] = ["sliding_attention"] * config["num_hidden_layers"]  # else mlx-lm has no window
 
 
 def _set_missing(config: Config, arguments: dict[str, inspect.Parameter]) -> None:
@@ -123,76 +132,41 @@ def _set_missing(config: Config, arguments: dict[str, inspect.Parameter]) -> Non
         config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
 
 
-def _set_mistral(config: Config) -> None:
-    """Every layer has the window; without this mlx-lm would give it to none."""
-    if _window_of(config) and not config.get("layer_types"):
-        config["layer_types"] = ["sliding_attention"] * config["num_hidden_layers"]
-
-
-def _set_falcon_h1(config: Config) -> None:
-    config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
-
-
-def _set_granite_hybrid(config: Config) -> None:
-    words = {"linear_attention": "mamba", "full_attention": "attention"}
-    config["layer_types"] = [words.get(each, each) for each in config["layer_types"]]
-    if config.get("position_embedding_type") is None:
-        config["position_embedding_type"] = "nope"
-
-
-def _set_apertus(config: Config) -> None:
-    for name, value in (("mlp_bias", False), ("post_norm", False), ("qk_norm", True)):
-        config.setdefault(name, value)
-
-
-_FAMILIES: dict[str, Callable[[Config], None]] = {
-    "apertus": _set_apertus,
-    "falcon_h1": _set_falcon_h1,
-    "granitemoehybrid": _set_granite_hybrid,
-    "mistral": _set_mistral,
-}
-
-
 def _find_differences(config: Config, arguments: dict[str, inspect.Parameter]) -> list[str]:
     """Warnings about settings that mlx-lm ignores. Raises UnsupportedModel if the model would be useless."""
-    kind = _type_of(config)
+    kind = str(config.get("model_type"))
     if not arguments:
         return []
     found = [_KNOWN_DIFFERENCES[kind]] if kind in _KNOWN_DIFFERENCES else []
     window = _window_of(config)
-    if window and not _has_windows(config, arguments):
+    knows_which = "layer_types" not in arguments or bool(config.get("layer_types"))
+    if window and not ("sliding_window" in arguments and knows_which):
         found.append(f"mlx-lm runs {kind} without its window of {window:,} tokens: beyond that its answers differ")
     share = config.get("partial_rotary_factor") or 1
     if share != 1 and kind not in _HALF_BY_ITSELF and not any(name in arguments for name in _ROTARY_SHARES):
         found.append(f"mlx-lm rotates all of a head of {kind}, and not {share} of it: its answers differ")
-    return found + _find_scaling(config, arguments)
+    return found + _find_scaling(config, arguments, kind)
 
 
-def _find_scaling(config: Config, arguments: dict[str, inspect.Parameter]) -> list[str]:
+def _find_scaling(config: Config, arguments: dict[str, inspect.Parameter], kind: str) -> list[str]:
     scaling = config.get("rope_scaling") or {}
-    kind = scaling.get("type") or scaling.get("rope_type") or "default"
-    if kind == "default":
+    name = scaling.get("type") or scaling.get("rope_type") or "default"
+    if name == "default":
         return []
     is_taken = bool({"rope_scaling", "rope_parameters"} & arguments.keys())
-    if not is_taken or kind not in _ONLY_SCALINGS.get(_type_of(config), (kind,)):
-        raise UnsupportedModel(f"mlx-lm runs {_type_of(config)} without the {kind} rotary scaling that it has")
-    if kind in ("longrope", "su"):
+    if not is_taken or name not in _ONLY_SCALINGS.get(kind, (name,)):
+        raise UnsupportedModel(f"mlx-lm runs {kind} without the {name} rotary scaling that it has")
+    if name in ("longrope", "su"):
         length = scaling.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
         return [f"mlx-lm uses the rotary factors for long texts always: up to {length} tokens its answers differ"]
     return []
 
 
 def _window_of(config: Config) -> int | None:
-    """The window that some layers have, if it is shorter than the model's whole context."""
-    window = config.get("sliding_window")
-    types = config.get("layer_types")
+    """The window of some layers, if it is shorter than the model's whole context."""
+    window, types = config.get("sliding_window"), config.get("layer_types")
     if not isinstance(window, int) or config.get("use_sliding_window") is False:
         return None
     if types and "sliding_attention" not in types:
         return None
     return window if window < (config.get("max_position_embeddings") or window + 1) else None
-
-
-def _has_windows(config: Config, arguments: dict[str, inspect.Parameter]) -> bool:
-    knows_which = "layer_types" not in arguments or bool(config.get("layer_types"))
-    return "sliding_window" in arguments and knows_which

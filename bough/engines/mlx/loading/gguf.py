@@ -7,7 +7,6 @@ llamas turn their heads: their queries and keys are stored in another order than
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +43,7 @@ def load(file: Path, config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     Raises UnsupportedModel for architectures and types of weights that are not known here, and whatever mlx-lm raises if
     the weights do not fill the model.
     """
-    content = read_weights(file)
-    weights, architecture = content.weights, content.architecture
+    weights, architecture = read_weights(file)
     if architecture not in ARCHITECTURES:
         raise UnsupportedModel(
             f"{file} holds a model of the architecture {architecture!r}, and the mlx engine reads GGUF files of "
@@ -63,33 +61,28 @@ def load(file: Path, config: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     return model, config
 
 
-@dataclass(frozen=True)
-class Content:
-    """The weights of a file under its own names, and its metadata."""
+def read_weights(file: Path) -> tuple[dict[str, mx.array], str]:
+    """The weights under the file's own names, as MLX holds them, and the architecture.
 
-    weights: dict[str, mx.array]
-    architecture: str
-
-
-def read_weights(file: Path) -> Content:
-    """Everything that is in the file, as MLX holds it. Raises UnsupportedModel if MLX cannot read it."""
-    load_file: Any = mx.load  # whose type does not follow what it is asked for
+    Raises UnsupportedModel if MLX cannot read the file.
+    """
+    load_file: Any = mx.load  # whose type does not depend on the arguments
     try:
         weights, metadata = load_file(str(file), format="gguf", return_metadata=True)
     except Exception as error:
         raise UnsupportedModel(f"MLX cannot read {file}: {error}; the torch engine may convert it") from error
     if any(_was_unpacked(*each) for each in weights.items()):
-        _mend(file, weights)
-    return Content(weights, str(metadata.get("general.architecture")))
+        _replace_misread(file, weights)
+    return weights, str(metadata.get("general.architecture"))
 
 
 def _was_unpacked(name: str, weight: mx.array) -> bool:
-    """Whether MLX may have made this matrix float16 of something else."""
+    """Whether MLX may have unpacked this matrix to float16."""
     return weight.ndim == 2 and weight.dtype == mx.float16 and not name.endswith((".scales", ".biases"))
 
 
-def _mend(file: Path, weights: dict[str, mx.array]) -> None:
-    """Replace what MLX misreads: bfloat16, whose range float16 does not have, and Q4_K, of which it reads half wrongly."""
+def _replace_misread(file: Path, weights: dict[str, mx.array]) -> None:
+    """Replace the weights that MLX misreads: bfloat16, whose range float16 lacks, and half of Q4_K."""
     import gguf
 
     for tensor in gguf.GGUFReader(file).tensors:

@@ -1,13 +1,14 @@
 """From a folder to a model that is ready to run, by mlx-lm's own loading.
 
 A weight that no file holds, or that the model has no place for, is an error: a model never runs with random weights. Only
-safetensors and GGUF files are read, never a pickle. Everything that leaves this module is evaluated: an array that is not
-can be used in no other thread than the one that made it.
+safetensors and GGUF files are read, never a pickle. Everything that leaves this module is evaluated: other arrays can only
+be used in the thread that made them.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,16 +24,17 @@ from bough.engines.contract import ReportProgress
 from bough.engines.mlx.device import choose_dtype, use_device
 from bough.engines.mlx.library import VERSION, utils
 from bough.engines.mlx.loading import gguf
-from bough.engines.mlx.loading.config import Translated, translate
+from bough.engines.mlx.loading.config import TranslatedConfig, translate
 from bough.engines.mlx.loading.families import model_classes
 from bough.engines.shared.model_folder import hint_at_code, list_weight_files, require_config, require_suffixes
 from bough.errors import ModelError, UnsupportedModel
+from bough.models.weights.check import read_shapes
 
 _ABOUT_WEIGHTS = ("Missing", "Received", "Expected shape")  # how the messages of mlx about weights begin
 
 
 @dataclass(frozen=True)
-class LoadedModel:
+class MlxModel:
     """A model for inference, its configuration as mlx-lm reads it, and warnings about how the model differs from it."""
 
     model: Any
@@ -46,15 +48,13 @@ class LoadedModel:
         return self.config | text
 
 
-def load_model(folder: Path, settings: Settings, progress: ReportProgress | None = None) -> LoadedModel:
+def load_model(folder: Path, settings: Settings, progress: ReportProgress | None = None) -> MlxModel:
     """The causal language model in `folder`, on the device and in the type that the settings ask for.
 
-    The device becomes MLX's default one, for the whole process. MLX has no setting for threads: `settings.threads` does
-    nothing here.
+    The device becomes MLX's default one, for the whole process. `settings.threads` has no effect: MLX has no such setting.
     """
     use_device(settings.device)
     translated = _read_config(folder)
-    _require_architecture(translated.config)
     files = _weight_files(folder)
     if progress:
         progress("reading weights")
@@ -62,12 +62,19 @@ def load_model(folder: Path, settings: Settings, progress: ReportProgress | None
         if files[0].suffix == ".gguf":
             model, config = gguf.load(files[0], translated.config)
         else:
-            model, config = _load_safetensors(folder, translated.config, settings.trust_remote_code)
+            model, config = utils.load_model(
+                folder,
+                lazy=True,
+                strict=True,
+                model_config=translated.config,
+                get_model_classes=model_classes,
+                trust_remote_code=settings.trust_remote_code,
+            )
         prepare(model, settings)
-    return LoadedModel(model, config, translated.warnings)
+    return MlxModel(model, config, translated.warnings)
 
 
-def make_random_model(config: dict[str, Any], settings: Settings) -> LoadedModel:
+def make_random_model(config: dict[str, Any], settings: Settings) -> MlxModel:
     """A model of this transformers configuration; the same random weights every time.
 
     `bough bench --shape` measures sizes with it that would take long to download.
@@ -79,7 +86,7 @@ def make_random_model(config: dict[str, Any], settings: Settings) -> LoadedModel
     mx.random.seed(0)
     model = model_class(arguments.from_dict(translated.config))
     prepare(model, settings)
-    return LoadedModel(model, translated.config, translated.warnings)
+    return MlxModel(model, translated.config, translated.warnings)
 
 
 def prepare(model: Any, settings: Settings) -> None:
@@ -97,52 +104,38 @@ def prepare(model: Any, settings: Settings) -> None:
 
 
 def main_type(model: Any) -> mx.Dtype:
-    """The floating type that most of the weights have; of quantized ones, their scales."""
-    sizes: dict[mx.Dtype, int] = {}
+    """The floating type of most of the weights; of quantized ones, of their scales."""
+    sizes: Counter[mx.Dtype] = Counter()
     for weight in weights_of(model).values():
         if mx.issubdtype(weight.dtype, mx.floating):
-            sizes[weight.dtype] = sizes.get(weight.dtype, 0) + weight.size
-    return max(sizes, key=lambda dtype: sizes[dtype], default=mx.float32)
+            sizes[weight.dtype] += weight.size
+    return max(sizes, key=sizes.__getitem__, default=mx.float32)
 
 
 def weights_of(model: Any) -> dict[str, mx.array]:
-    """All weights by name."""
     found: Any = tree_flatten(model.parameters())
     return dict(found)
 
 
-def _read_config(folder: Path) -> Translated:
+def _read_config(folder: Path) -> TranslatedConfig:
+    """The configuration for a model that mlx-lm, or the folder's own code, has."""
     require_config(folder)
     try:
-        return translate(utils.load_config(folder))
+        translated = translate(utils.load_config(folder))
     except (OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError) as error:
         raise UnsupportedModel(f"cannot read the configuration in {folder}: {type(error).__name__}: {error}") from error
-
-
-def _require_architecture(config: dict[str, Any]) -> None:
-    if config.get("model_file"):
-        return  # the model has its own code
+    config = translated.config
     try:
-        model_classes(config)
+        if not config.get("model_file"):
+            model_classes(config)
     except (LookupError, ValueError, SystemExit) as error:  # one family of mlx-lm exits if a package is missing
         raise UnsupportedModel(f"mlx-lm {VERSION} has no model of type {config.get('model_type')!r}") from error
-
-
-def _load_safetensors(folder: Path, config: dict[str, Any], trust_remote_code: bool) -> tuple[Any, dict[str, Any]]:
-    model, config = utils.load_model(
-        folder,
-        lazy=True,
-        strict=True,
-        model_config=config,
-        get_model_classes=model_classes,
-        trust_remote_code=trust_remote_code,
-    )
-    return model, config
+    return translated
 
 
 @contextmanager
 def _as_model_errors(folder: Path, trust_remote_code: bool) -> Iterator[None]:
-    """Turn everything that mlx-lm, MLX and a family's code raise into our own errors."""
+    """Raise ModelError for every error of mlx-lm, MLX and a family's code."""
     try:
         yield
     except ModelError:
@@ -163,13 +156,5 @@ def _weight_files(folder: Path) -> list[Path]:
         raise UnsupportedModel(f"{folder} holds {len(files)} GGUF files, and must hold one model")
     for file in files:
         if file.suffix == ".safetensors":
-            _require_header(file)
+            read_shapes(file)
     return files
-
-
-def _require_header(file: Path) -> None:
-    """MLX reads the header alone until a weight is used, and compares it with the size of the file."""
-    try:
-        mx.load(str(file), format="safetensors")
-    except Exception as error:
-        raise ModelError(f"{file} cannot be read: {error}") from error

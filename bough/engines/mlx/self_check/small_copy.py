@@ -2,7 +2,7 @@
 
 A short prompt on real weights never fills a window of thousands of rows, and rounding, of half precision or of quantized
 weights, hides small mistakes. The copy has the first layers of each kind, a window of a few rows, weights that are not
-quantized and large enough that every layer is heard in the logits, and recurrent states that remember for a while.
+quantized and large enough that every layer shows in the logits, and recurrent states that remember for a while.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ import mlx.core as mx
 from mlx.utils import tree_unflatten
 
 from bough.engines.mlx.device import is_out_of_memory
-from bough.engines.mlx.forward import Forward
-from bough.engines.mlx.layout import Layout
+from bough.engines.mlx.forward import MlxForward
+from bough.engines.mlx.layout import MlxLayout
 from bough.engines.mlx.loading.families import model_classes
-from bough.engines.mlx.loading.model import LoadedModel, weights_of
+from bough.engines.mlx.loading.model import MlxModel, weights_of
 from bough.engines.mlx.self_check.probe import probe
 from bough.engines.self_check.check import COPY_GAIN, COPY_SEED, COPY_WINDOW
-from bough.engines.shared.shapes import LayerKind
 
 _SLOWER = 3.0  # less in the logarithm of a decay: as models are first made, most states forget within a token
 _MOST_BYTES = 2_500_000_000  # or a tenth of the model's own; gemma3 of 27 billion weights takes 1.7
@@ -45,7 +44,7 @@ _SMALLER = {
 }
 
 
-def make_small_copy(forward: Forward, layout: Layout) -> Forward | None:
+def make_small_copy(forward: MlxForward, layout: MlxLayout) -> MlxForward | None:
     """The copy in float32, evaluated, or None where none can be built that has every kind of layer."""
     most_bytes = max(_MOST_BYTES, _bytes_of(forward.model) // 10)
     for config in _small_configs(forward.config, layout):
@@ -54,7 +53,7 @@ def make_small_copy(forward: Forward, layout: Layout) -> Forward | None:
             if type(model) is not type(forward.model) or _bytes_of(model) > most_bytes:
                 return None
             small = make_random(config, mx.float32)
-        except Exception as error:  # any family may tie its sizes together, or want more layers than were left
+        except Exception as error:  # any family may tie its sizes together, or need more layers than are left
             if is_out_of_memory(error):
                 raise
             continue
@@ -63,28 +62,23 @@ def make_small_copy(forward: Forward, layout: Layout) -> Forward | None:
     return None
 
 
-def make_random(config: dict[str, Any], dtype: mx.Dtype) -> Forward:
+def make_random(config: dict[str, Any], dtype: mx.Dtype) -> MlxForward:
     """A model of this configuration, evaluated; the same weights every time, but for their type."""
-    model = _build(config)
-    model.set_dtype(dtype)
-    model.eval()
-    mx.eval(model.state)
-    return Forward(LoadedModel(model, config))
-
-
-def _build(config: dict[str, Any]) -> Any:
-    """The model before any of it is computed."""
     with _seeded():  # biases and decays stay near what modules start with, and some modules draw that
         model = _model_of(config)
     weights = weights_of(model)
     keys = mx.random.split(mx.random.key(COPY_SEED), len(weights))
     drawn = [(name, _draw(name, array, key)) for (name, array), key in zip(weights.items(), keys, strict=True)]
-    return model.update(tree_unflatten(drawn))
+    model.update(tree_unflatten(drawn))
+    model.set_dtype(dtype)
+    model.eval()
+    mx.eval(model.state)
+    return MlxForward(MlxModel(model, config))
 
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """Let MLX's own random numbers begin at `COPY_SEED` for a while; those that follow depend on what was before."""
+    """Let MLX's own random numbers begin at `COPY_SEED` within this context; later ones depend on those before it."""
     following: Any = mx.random.randint(0, 2**31 - 1).item()  # the state itself cannot be put back
     mx.random.seed(COPY_SEED)
     try:
@@ -94,32 +88,25 @@ def _seeded() -> Iterator[None]:
 
 
 def _model_of(config: dict[str, Any]) -> Any:
-    model, _ = model_classes(config)
-    return model(_args_of(config))
+    return model_classes(config)[0](_args_of(config))
 
 
 def _args_of(config: dict[str, Any]) -> Any:
-    args: Any = model_classes(config)[1]
-    return args.from_dict(copy.deepcopy(config))  # some families write into their configuration
+    return model_classes(config)[1].from_dict(copy.deepcopy(config))  # some families write into their configuration
 
 
 def _bytes_of(model: Any) -> int:
     return sum(array.nbytes for array in weights_of(model).values())
 
 
-def _is_faithful(small: Forward, layout: Layout) -> bool:
+def _is_faithful(small: MlxForward, layout: MlxLayout) -> bool:
     """Whether the copy has every kind of layer that the model has, and small windows."""
     found = probe(small)
-    has_kinds = set(map(_without_size, found.kinds)) == set(map(_without_size, layout.kinds))
-    return has_kinds and all(group.window in (0, COPY_WINDOW) for group in found.groups)
-
-
-def _without_size(kind: LayerKind) -> LayerKind:
-    return replace(kind, window=0)
+    kinds, wanted = ({replace(kind, window=0) for kind in each.kinds} for each in (found, layout))
+    return kinds == wanted and all(group.window in (0, COPY_WINDOW) for group in found.groups)
 
 
 def _draw(name: str, array: mx.array, key: mx.array) -> mx.array:
-    """Random weights for one array, by what it is."""
     noise = mx.random.normal(array.shape, dtype=mx.float32, key=key)
     if name.endswith("A_log"):
         return array.astype(mx.float32) - _SLOWER + 0.1 * noise
@@ -129,35 +116,34 @@ def _draw(name: str, array: mx.array, key: mx.array) -> mx.array:
     return COPY_GAIN / math.sqrt(num_inputs) * noise
 
 
-def _small_configs(config: dict[str, Any], layout: Layout) -> Iterator[dict[str, Any]]:
-    """Small configurations, from two layers with their own state to ever more."""
-    config = {name: value for name, value in config.items() if name not in _QUANTIZATION}
-    text = _text_of(_with_defaults(config))
+def _small_configs(config: dict[str, Any], layout: MlxLayout) -> Iterator[dict[str, Any]]:
+    """Small configurations with two and more layers that have a state of their own, the smallest first."""
+    config = _with_defaults({name: value for name, value in config.items() if name not in _QUANTIZATION})
+    text = _text_of(config)
     name = next((name for name in _DEPTH_NAMES if isinstance(text.get(name), int)), None)
     if name is None:
         return
     num_shared = text.get("num_kv_shared_layers") or 0
     for num_own in range(min(2, text[name] - num_shared), text[name] - num_shared + 1):
-        small = copy.deepcopy(_with_defaults(config))
+        small = copy.deepcopy(config)
         _shrink(small, layout)
         _cut_layers(_text_of(small), name, num_own, min(num_shared, num_own))
         yield small
 
 
 def _with_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with the library's defaults for the keys that are made smaller here."""
+    """The configuration with the library's defaults for the keys that get smaller here."""
     taken = vars(_args_of(config))
     names = (*_DEPTH_NAMES, *_WINDOW_NAMES, *_SMALLER, "num_kv_shared_layers")
     return {name: taken[name] for name in names if isinstance(taken.get(name), int)} | config
 
 
 def _text_of(config: dict[str, Any]) -> dict[str, Any]:
-    """The part that describes the language model."""
     text = config.get("text_config")
     return text if isinstance(text, dict) else config
 
 
-def _shrink(config: dict[str, Any], layout: Layout) -> None:
+def _shrink(config: dict[str, Any], layout: MlxLayout) -> None:
     windows = {group.window for group in layout.groups if group.window}
     text = _text_of(config)
     if windows and not any(text.get(name) in windows for name in _WINDOW_NAMES):

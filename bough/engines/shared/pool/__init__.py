@@ -1,1 +1,1 @@
-"""Rows of all lanes in the slots of one pool, without a tensor library: which slot holds what, and what a step reads."""
+"""Rows of all lanes in the slots of one pool, without a tensor library: which slots are used, and plans for attention."""

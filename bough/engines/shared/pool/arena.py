@@ -1,28 +1,28 @@
 """The arena: all device memory for rows and states of a model, in slots, without any tensor.
 
-A slot has room for 256 rows of one group, or for one state. Row r of a sequence lies at place r % 256 of its slot. Groups
-have slots of different sizes, so memory is handed out in chunks, each with slots of one kind: for rows a whole number of
-them, so that a slot's index tells where it lies. A chunk without any slot in use is free for every kind. So slots of a kind
-may be missing though there are enough free bytes; what lanes were promised is kept for them, and nobody else takes it.
+A slot has room for 256 rows of one group, or for one state. Row r of a sequence is at place r % 256 of its slot. Groups
+have slots of different sizes, so memory is divided in chunks, each with slots of one kind: a whole number of them if they
+are for rows, so that a slot's index determines its address. A chunk without any used slot is free for every kind. So slots
+of a kind may be missing though there are enough free bytes; slots that were promised to lanes are kept for them.
 
-A slot is used by pages of the tree and by lanes, and free when neither holds it. Its bytes are carried by the tree as long
-as a page lies in it, else by the first lane that holds it. What is written to a slot follows what is there: `mark` is the
-first row that is not written yet, and only its writer writes on, or whoever stands at the mark if there is none. So nothing
-that somebody may look at ever changes, and nothing is copied in order to be written on.
+Pages of the tree and lanes use slots. The tree carries the bytes of a slot that has a page, otherwise the first lane that
+holds it. Rows are written in order: `mark` is the first row of a slot that is not written yet. Only the slot's writer
+writes, or a lane that ends at the mark, if there is no writer. So rows that a lane or a page refers to never change, and
+nothing is copied in order to write after it.
 
 Always true between calls (`check` asserts it): each slot of a chunk that is in use is free or used; a holder's `carried` is
 the number of slots that it carries.
 
-One thread calls the arena; others may read what lies in a slot between `begin_read` and `end_read`. A slot that nobody else
-uses is free when they have done so; who finds no other one waits for that. Who uses a slot changes under the lock only, so
-that the last user gives it back, and no one else.
+One thread calls the arena. Other threads may read a slot between `begin_read` and `end_read`; a slot that only they use is
+free afterwards, and `take` waits for that if there is no other. Users of a slot change under the lock only.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -30,17 +30,17 @@ from bough.cache.tree.state import Block
 
 
 class Holder(Protocol):
-    """What holds slots on behalf of a lane. `carried` counts those whose bytes it carries."""
+    """Holds slots on behalf of a lane. `carried` counts those whose bytes it carries."""
 
     carried: int
 
 
 @dataclass(eq=False)
-class Slot(Block):
-    """Memory for the rows of one page, or for a state. `kind` and `index` tell where it lies.
+class ArenaSlot(Block):
+    """Memory for the rows of one page, or for a state. `kind` and `index` determine its address.
 
-    `after` are the engine's marks of what the device must have done before the slot is used again. `use` counts how
-    often it was handed out, so that a reader knows whether what it looked for is still there.
+    `after` are the engine's events after which the device may reuse the slot. `use` counts how often it was taken, so that
+    a reader notices whether its content is still there.
     """
 
     kind: Hashable = None
@@ -59,7 +59,7 @@ class Slot(Block):
 
     @property
     def carrier(self) -> Holder | None:
-        """The lane that carries its bytes; None if the tree does, or nobody uses it."""
+        """The lane that carries its bytes; None if the tree does, or if it is not used."""
         return self.holders[0] if self.holders and not self.pages else None
 
 
@@ -69,11 +69,11 @@ class ArenaFull(MemoryError):
 
 @dataclass(eq=False)
 class _Chunk:
-    """A piece of the arena that is divided into slots of one kind; those that are not used are in `free`."""
+    """A piece of the arena that is divided into slots of one kind; `free` are those that are not used."""
 
     number: int
-    slots: list[Slot]
-    free: list[Slot]
+    slots: list[ArenaSlot]
+    free: list[ArenaSlot]
 
 
 class Arena:
@@ -83,13 +83,11 @@ class Arena:
         self.num_chunks = num_chunks
         self.chunk_bytes = chunk_bytes
         self.used_bytes = 0
+        self.on_take: Callable[[ArenaSlot], None] = lambda slot: None  # called before a slot with events is used again
         self._slot_bytes = dict(slot_bytes)
-        self._free_chunks = {
-            number: tuple[Any, ...]() for number in range(num_chunks - 1, -1, -1)
-        }  # and what they wait for
+        self._free_chunks: dict[int, tuple[Any, ...]] = dict.fromkeys(range(num_chunks - 1, -1, -1), ())  # with events
         self._chunks: dict[Hashable, dict[int, _Chunk]] = {kind: {} for kind in slot_bytes}
         self._open: dict[Hashable, dict[int, _Chunk]] = {kind: {} for kind in slot_bytes}  # those with a free slot
-        self.on_take: Callable[[Slot], None] = lambda slot: None  # before a slot is used again
         self._num_free: dict[Hashable, int] = dict.fromkeys(slot_bytes, 0)  # slots, in those
         self._promised: dict[Hashable, int] = dict.fromkeys(slot_bytes, 0)  # slots
         self._num_read_only = 0  # slots that only other threads use
@@ -99,31 +97,29 @@ class Arena:
         return self.chunk_bytes // self._slot_bytes[kind]
 
     def num_slots(self, kind: Hashable) -> int:
-        """How many slots of a kind there could be, if nothing else was there."""
+        """How many slots of a kind fit into an empty arena."""
         return self.num_chunks * self.slots_of_chunk(kind)
 
     def slot_bytes(self, kind: Hashable) -> int:
         return self._slot_bytes[kind]
 
-    def start_byte(self, slot: Slot) -> int:
-        """Where a slot begins in the arena's memory."""
+    def start_byte(self, slot: ArenaSlot) -> int:
         chunk, place = divmod(slot.index, self.slots_of_chunk(slot.kind))
         return chunk * self.chunk_bytes + place * slot.nbytes
 
     def can_promise(self, kind: Hashable, num: int) -> bool:
-        """Whether so many slots of a kind could be promised beside all that is promised already."""
         with self._lock:
             return self._fits(kind, num)
 
     def promise(self, kind: Hashable, num: int) -> None:
-        """Keep so many more slots of a kind, or fewer, for those who will take them."""
+        """Keep `num` more slots of a kind for later; fewer if it is negative."""
         self._promised[kind] += num
         assert self._promised[kind] >= 0, "more was taken than was promised"
 
-    def take(self, kind: Hashable, start: int = 0, *, is_promised: bool = False) -> Slot:
-        """A free slot in which row `start` comes first. The caller must hold it, or put a page into it, at once.
+    def take(self, kind: Hashable, start: int = 0, *, is_promised: bool = False) -> ArenaSlot:
+        """A free slot whose first row will be `start`. The caller must hold it, or add a page to it, at once.
 
-        Raises ArenaFull if there is none, or, if it was not promised, none that others do not need.
+        Raise ArenaFull if none is free, or if all free ones were promised and this one was not.
         """
         with self._lock:
             self._promised[kind] -= is_promised
@@ -144,48 +140,38 @@ class Arena:
             slot.after = ()
         return slot
 
-    def hold(self, slot: Slot, holder: Holder) -> None:
-        """A lane holds a slot: once for each piece of rows that it has there, and its bytes count once."""
-        with self._lock:
-            before = slot.carrier
+    def hold(self, slot: ArenaSlot, holder: Holder) -> None:
+        """Add a holder, once for each piece of rows that its lane has in the slot; the bytes count once."""
+        with self._changing_users(slot):
             slot.holders.append(holder)
-            _move_bytes(before, slot.carrier)
 
-    def drop(self, slot: Slot, holder: Holder) -> None:
-        """A lane holds a slot no longer."""
-        with self._lock:
-            before = slot.carrier
+    def drop(self, slot: ArenaSlot, holder: Holder) -> None:
+        """Undo one `hold`."""
+        with self._changing_users(slot):
             slot.holders.remove(holder)
             if slot.writer is holder:
                 slot.writer = None
-            _move_bytes(before, slot.carrier)
-            self._free_if_unused(slot)
 
-    def add_page(self, slot: Slot) -> None:
-        """One more page, or a state, of the tree lies in a slot."""
-        with self._lock:
-            before = slot.carrier
+    def add_page(self, slot: ArenaSlot) -> None:
+        """Count one more page, or a state, of the tree in a slot."""
+        with self._changing_users(slot):
             slot.pages += 1
-            _move_bytes(before, slot.carrier)
 
-    def drop_page(self, slot: Slot) -> None:
-        """A page, or a state, of the tree lies in the slot no longer."""
+    def drop_page(self, slot: ArenaSlot) -> None:
+        """Undo one `add_page`."""
         assert slot.pages > 0, f"slot {slot.index} has no page to drop"
-        with self._lock:
-            before = slot.carrier
+        with self._changing_users(slot):
             slot.pages -= 1
-            _move_bytes(before, slot.carrier)
-            self._free_if_unused(slot)
 
-    def begin_read(self, slot: Slot, use: int) -> bool:
-        """Keep a slot from being handed out while another thread reads it; False if that has happened already."""
+    def begin_read(self, slot: ArenaSlot, use: int) -> bool:
+        """Keep a slot from being reused while another thread reads it; returns False if it was reused already."""
         with self._lock:
             is_there = slot.use == use and slot.is_used
             slot.readers += is_there
             return is_there
 
-    def end_read(self, slot: Slot) -> None:
-        """The other thread has done with the slot."""
+    def end_read(self, slot: ArenaSlot) -> None:
+        """Undo `begin_read`."""
         with self._lock:
             slot.readers -= 1
             if not slot.is_used:
@@ -208,18 +194,34 @@ class Arena:
         for kind, own in self._chunks.items():
             assert self._num_free[kind] == sum(len(chunk.free) for chunk in own.values())
 
+    @contextmanager
+    def _changing_users(self, slot: ArenaSlot) -> Iterator[None]:
+        """Under the lock: afterwards move the slot's bytes to their new carrier, and free the slot if it is not used."""
+        with self._lock:
+            before = slot.carrier
+            yield
+            after = slot.carrier
+            if before is not after:
+                if before is not None:
+                    before.carried -= 1
+                if after is not None:
+                    after.carried += 1
+            if not slot.is_used:
+                self._give_back(slot)
+            elif not slot.pages and not slot.holders:
+                self._num_read_only += 1
+
     def _divide_chunk(self, kind: Hashable) -> _Chunk:
-        """Divide a free chunk into slots of a kind."""
         nbytes, size = self._slot_bytes[kind], self.slots_of_chunk(kind)
         number, after = self._free_chunks.popitem()
-        slots = [Slot(nbytes, kind, index, after=after) for index in range(number * size, (number + 1) * size)]
+        slots = [ArenaSlot(nbytes, kind, index, after=after) for index in range(number * size, (number + 1) * size)]
         chunk = _Chunk(number, slots, slots[::-1])
         self._chunks[kind][number] = self._open[kind][number] = chunk
         self._num_free[kind] += size
         return chunk
 
     def _fits(self, kind: Hashable, num: int) -> bool:
-        """Whether so many slots of a kind are there beside all that are promised."""
+        """Whether that many slots of a kind are free beside all that are promised."""
         num_chunks = 0
         for each, promised in self._promised.items():
             missing = promised + (num if each == kind else 0) - self._num_free[each]
@@ -227,23 +229,14 @@ class Arena:
         return num_chunks <= len(self._free_chunks)
 
     def _full(self, kind: Hashable) -> ArenaFull:
-        total, promised = (
-            self.num_chunks * self.chunk_bytes,
-            sum(n * self._slot_bytes[k] for k, n in self._promised.items()),
-        )
+        promised = sum(num * self._slot_bytes[each] for each, num in self._promised.items())
         return ArenaFull(
-            f"no slot of {self._slot_bytes[kind]:,} bytes is free: {self.used_bytes:,} of {total:,} bytes are used, "
-            f"{promised:,} are promised"
+            f"no slot of {self._slot_bytes[kind]:,} bytes is free: {self.used_bytes:,} of "
+            f"{self.num_chunks * self.chunk_bytes:,} bytes are used, {promised:,} are promised"
         )
 
-    def _free_if_unused(self, slot: Slot) -> None:
-        if not slot.is_used:
-            self._give_back(slot)
-        elif not slot.pages and not slot.holders:
-            self._num_read_only += 1
-
-    def _give_back(self, slot: Slot) -> None:
-        """A slot that nobody uses is free; so is its chunk, if that was the last one in use there."""
+    def _give_back(self, slot: ArenaSlot) -> None:
+        """Free a slot that is not used any more, and its chunk, if no slot of that is used."""
         number = slot.index // self.slots_of_chunk(slot.kind)
         chunk = self._chunks[slot.kind][number]
         chunk.free.append(slot)
@@ -256,15 +249,7 @@ class Arena:
             self._free_chunks[number] = tuple(mark for each in chunk.slots for mark in each.after)
 
 
-def _move_bytes(before: Holder | None, after: Holder | None) -> None:
-    if before is not after:
-        if before is not None:
-            before.carried -= 1
-        if after is not None:
-            after.carried += 1
-
-
 def chunk_size(row_slot_bytes: list[int], state_bytes: list[int]) -> int:
-    """The smallest chunk that holds a whole number of slots of each row group, and at least one state of each kind."""
+    """The smallest chunk with a whole number of slots of each row group, and at least one state of each kind."""
     size = math.lcm(*row_slot_bytes) if row_slot_bytes else max(state_bytes, default=1)
     return size * max(1, -(-max(state_bytes, default=0) // size))

@@ -1,6 +1,6 @@
 """A lane in slots that it shares with pages and with other lanes: adopting and publishing pass references.
 
-Rows of pages on the host are copied into slots of the lane. A run writes into slots that the lane has for itself.
+Rows of pages on the host are copied into slots of the lane. A run writes into slots that only this lane writes.
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable
 
-from bough.cache.tree.state import Block, Group, Incoming, Kind, Page, Source, Span
-from bough.engines.shared.errors import as_engine_errors
+from bough.cache.tree.state import Block, Group, GroupSource, Incoming, Kind, Page, RowSpan
 from bough.engines.shared.lane import GroupLane, StateT
-from bough.engines.shared.pool.rows import PooledRows, SlotRows
+from bough.engines.shared.pool.slot_rows import PooledRows, SlotRows
 
 
 class PooledLane(GroupLane[PooledRows, StateT]):
-    """Implements `bough.cache.tree.state.Lane` in slots. An engine adds how rows come from the host, and states."""
+    """Implements `bough.cache.tree.state.Lane` in slots. An engine adds copies from the host, and states."""
 
     @property
     def own_bytes(self) -> int:
@@ -29,49 +28,30 @@ class PooledLane(GroupLane[PooledRows, StateT]):
     def blocks(self) -> Iterable[Block]:
         return (slot for rows in self._rows.values() for slot in rows.blocks())
 
-    def bytes_for(self, num_tokens: int, incoming: Incoming | None = None) -> int:
-        if not num_tokens:
-            return self.nbytes
-        rows = sum(each.bytes_for(num_tokens, self._offset, incoming) for each in self._rows.values())
-        return rows + self._full_state_bytes
-
-    def bytes_after_clear(self, num_tokens: int, incoming: Incoming | None = None) -> int:
-        if not num_tokens:
-            return 0
-        return sum(each.bytes_after_clear(num_tokens, incoming) for each in self._rows.values()) + self._full_state_bytes
-
     def peak_for(self, num_tokens: int, incoming: Incoming | None = None) -> int:
         return self.bytes_for(num_tokens, incoming)
-
-    @as_engine_errors("taking memory for a lane")
-    def reserve(self, num_tokens: int, incoming: Incoming | None = None) -> None:
-        if num_tokens:
-            for rows in self._rows.values():
-                rows.reserve(num_tokens, self._offset, incoming)
-            for state in self._states.values():
-                state.reserve()
 
     def drop_reserve(self) -> None:
         for rows in self._rows.values():
             rows.drop_reserve()
 
-    def spans(self, group: Group, start: int, end: int) -> list[Span]:
-        return [Span(rows.start, rows.end, rows.slot) for rows in self._rows[group].covering(start, end)]
+    def spans(self, group: Group, start: int, end: int) -> list[RowSpan]:
+        return [RowSpan(rows.start, rows.end, rows.slot) for rows in self._rows[group].covering(start, end)]
 
     def begin_run(self, num_tokens: int) -> None:
-        """Have a place for the rows of a run at the lane's offset. Raises ArenaFull if there is none."""
+        """Take slots for the rows of a run at the lane's offset. Raise ArenaFull if there are none."""
         for rows in self._rows.values():
             rows.make_room(self._offset, num_tokens)
 
     def end_run(self, num_tokens: int) -> None:
-        """The model has evaluated the run."""
+        """Append the tokens of a run that the model has evaluated."""
         for rows in self._rows.values():
-            rows.written(self._offset, num_tokens)
+            rows.mark_written(self._offset, num_tokens)
         self._offset += num_tokens
 
     @abstractmethod
     def _copy_rows_in(self, rows: PooledRows, page: Page, start: int, end: int) -> None:
-        """Copy rows [start, end) of a page on the host to where the lane has them."""
+        """Copy rows [start, end) of a page on the host to the lane's slots."""
 
     @abstractmethod
     def _make_page(self, group: Group, rows: SlotRows) -> Page:
@@ -81,10 +61,10 @@ class PooledLane(GroupLane[PooledRows, StateT]):
         found = rows.covering(start, end)
         assert len(found) == 1, f"rows [{start}, {end}) lie in {len(found)} slots"
         page = self._make_page(rows.group, found[0])
-        rows.published(found[0].slot)
+        rows.mark_published(found[0].slot)
         return page
 
-    def _adopt_rows(self, rows: PooledRows, offset: int, source: Source) -> None:
+    def _adopt_rows(self, rows: PooledRows, offset: int, source: GroupSource) -> None:
         if rows.group.kind is Kind.WINDOW and not (source.live and not source.pages):
             rows.start_at(rows.group.first_needed(offset))
             self._adopt_pages(rows, rows.base, offset, source)
@@ -95,12 +75,12 @@ class PooledLane(GroupLane[PooledRows, StateT]):
             )
             rows.cut(held)
             self._adopt_pages(rows, held, offset, source)
-        rows.settle(offset)
+        rows.continue_at(offset)
 
     def _adopt_page(self, rows: PooledRows, page: Page, start: int, end: int) -> None:
         if isinstance(page.rows, SlotRows):
-            rows.refer(SlotRows(page.rows.slot, start, end))
+            rows.append(SlotRows(page.rows.slot, start, end))
             return
         rows.make_room(start, end - start)
         self._copy_rows_in(rows, page, start, end)
-        rows.written(start, end - start)
+        rows.mark_written(start, end - start)

@@ -1,15 +1,14 @@
 """The plan of a step: which rows attention reads for which lanes.
 
-A lane is a list of pieces (slot, start, end): rows [start, end) of its sequence lie in that slot of the pool, row r at
-place r % page. Pieces follow each other without a gap, and a piece lies within one slot. Pieces that end beyond the lane's
-offset are room to grow and are in no other lane. Lanes on the same rows begin with equal pieces: the common prefix of their
-lists is what they share.
+A lane is a list of pieces (slot, start, end): rows [start, end) of its sequence are in that slot of the pool, row r at
+place r % page. Pieces follow each other without a gap. Pieces that end beyond the lane's offset are room to grow and are in
+no other lane. Lanes that share rows begin with equal pieces: they share the common prefix of their lists.
 
-An item is a range of rows, the slots in which they lie, and the lanes that all see them. The items of one lane are its
-parts 0, 1, 2, ...; attention computes each part by itself and joins them by log-sum-exp. Attention runs in a fixed number
-of programs; a unit of work is one key head of one item, and units are dealt to the programs in waves.
+An item is a range of rows, their slots, and the lanes that all see them. The items of one lane are its parts 0, 1, 2, ...;
+attention computes each part by itself and joins them by log-sum-exp. Attention runs in a fixed number of programs; a unit
+of work is one key head of one item, and units are dealt to the programs in waves.
 
-A plan serves until a lane needs a slot that is not in it: the last row of a growing item is read from the lane's position.
+A plan is valid until a lane needs a slot that is not in it: the end of a growing item is the lane's position at that step.
 """
 
 from __future__ import annotations
@@ -21,32 +20,31 @@ from dataclasses import dataclass
 from itertools import chain
 
 PAGE = 256
-SLOTS_OF_ITEM = 8
-FIELDS = 16  # numbers of a packed item: the six below, the slots, and two that are not used
+FIELDS = 16  # numbers of a packed item: six, up to eight slots, and two that are not used
 WHOLE, GROWING, CAUSAL = 0, 1, 2
 _PADDING = (0,) * (FIELDS - 6)
-_COST_OF_ITEM = 64  # what starting an item costs, in rows that could be read meanwhile
+_COST_OF_ITEM = 64  # the time to start an item, in rows that could be read meanwhile
 
 Piece = tuple[int, int, int]
 Item = tuple[int, ...]
 """Number of lanes, first, start, end, part, kind, then the slots.
 
 `first` is the place in the plan's order of the first lane; for an item of one lane it is the lane itself. All rows of a
-whole item are there. A growing item belongs to one lane and takes in the row that this step computes. A causal item holds
-rows of the run itself: a token sees those up to its own.
+whole item exist. A growing item belongs to one lane, and this step writes a row of it. A causal item has rows of the run
+itself: a token sees those up to its own.
 """
 
 _Stretch = tuple[int, int, Sequence[int]]  # rows [start, end), and the slot of each page from the first row's on
-_Sizes = Counter[tuple[bool, int]]  # how many items are (of one lane only, so many rows, negative): sorted as items are
+_Sizes = Counter[tuple[bool, int]]  # the number of items by (whether of one lane, -rows), which sorts as items do
 
 
 class PlanTooLarge(ValueError):
-    """The lanes need more parts or items than the buffers of the step can take."""
+    """The lanes need more parts or items than the buffers of the step have."""
 
 
 @dataclass(frozen=True)
 class PlanShape:
-    """What a plan is made for: key heads, programs, how many lanes an item may have, and how much the buffers can take."""
+    """The limits of a plan: key heads, lanes of an item, the size of the buffers, and programs."""
 
     heads: int
     lanes_of_item: int
@@ -67,11 +65,10 @@ class Plan:
 
     @property
     def has_shared(self) -> bool:
-        """Whether an item has several lanes."""
         return any(item[0] > 1 for item in self.items)
 
     def pack(self, entries: int) -> array[int]:
-        """Order and parts, padded to the entries of the step's buffers, and the items, up to the zeros that end them.
+        """Order and parts, padded to the entries of the step's buffers, then the items and zeros.
 
         Each program stops at the first item without lanes that it meets, so there is one for each program.
         """
@@ -83,7 +80,7 @@ class Plan:
 
 
 def make_plan(lanes: Sequence[Sequence[Piece]], offsets: Sequence[int], shape: PlanShape, page: int = PAGE) -> Plan:
-    """The plan of a step that computes row `offset` of each lane. Costs O(pieces), little for shared ones."""
+    """The plan of a step that computes row `offset` of each lane. Costs O(pieces), and little for shared ones."""
     order, branches = _find_branches(lanes, offsets, page)
     others = Counter((True, -branch.count_rows(piece)) for branch in branches for piece in branch.growing)
     items = _Items(order, _choose_rows(branches, others, shape, page), shape.lanes_of_item, page)
@@ -98,7 +95,7 @@ def make_plan(lanes: Sequence[Sequence[Piece]], offsets: Sequence[int], shape: P
 
 
 def make_run_plan(pieces: Sequence[Piece], offset: int, num: int, shape: PlanShape, page: int = PAGE) -> Plan:
-    """The plan of a run of `num` tokens from row `offset` on of one lane; its entries are the tokens.
+    """The plan of a run of `num` tokens at row `offset` of one lane; its entries are the tokens.
 
     Rows before the run are whole items for all tokens. Rows of the run are causal items for the tokens that see any.
     """
@@ -117,7 +114,7 @@ def make_run_plan(pieces: Sequence[Piece], offset: int, num: int, shape: PlanSha
 
 
 def find_places(pieces: Iterable[Piece], start: int, end: int, page: int = PAGE) -> array[int]:
-    """Where each of the rows [start, end) of a lane lies: slot * page + row % page."""
+    """The place of each of the rows [start, end) of a lane: slot * page + row % page."""
     places = array("i")
     for slot, low, high in pieces:
         low, high = max(low, start), min(high, end)
@@ -130,7 +127,7 @@ def find_places(pieces: Iterable[Piece], start: int, end: int, page: int = PAGE)
 
 @dataclass
 class _Branch:
-    """Lanes [low, high) of the order share these rows, which follow those of the parent (a place in the list, or -1)."""
+    """Rows that the lanes [low, high) of the order share. They follow those of the parent (an index of the list, or -1)."""
 
     low: int
     high: int
@@ -145,7 +142,7 @@ class _Branch:
 
 
 def _find_branches(lanes: Sequence[Sequence[Piece]], offsets: Sequence[int], page: int) -> tuple[list[int], list[_Branch]]:
-    """The tree that the lanes make, parents first, and the order of lanes in which each branch is one range."""
+    """The order of lanes in which each branch is one range, and the tree of branches, parents first."""
     order = list(range(len(lanes)))
     branches: list[_Branch] = []
     work = [(0, len(lanes), 0, -1)] if lanes else []
@@ -169,7 +166,7 @@ def _find_branches(lanes: Sequence[Sequence[Piece]], offsets: Sequence[int], pag
 
 
 def _own_branch(pieces: Sequence[Piece], depth: int, low: int, parent: int, offset: int, page: int) -> _Branch:
-    """What one lane has for itself from its piece `depth` on."""
+    """The branch of one lane alone, from its piece `depth` on."""
     end = len(pieces)
     while end > depth and pieces[end - 1][2] > offset:
         end -= 1
@@ -178,7 +175,7 @@ def _own_branch(pieces: Sequence[Piece], depth: int, low: int, parent: int, offs
 
 
 def _find_common_end(group: Sequence[Sequence[Piece]], depth: int) -> int:
-    """How many pieces all lanes of the group have in common; the first `depth` are known to be."""
+    """How many pieces all lanes of the group have in common, given that it is at least `depth`."""
     first = group[0]
     end = len(first)
     for other in group[1:]:
@@ -188,7 +185,7 @@ def _find_common_end(group: Sequence[Sequence[Piece]], depth: int) -> int:
 
 
 def _split(group: Sequence[int], lanes: Sequence[Sequence[Piece]], depth: int) -> Iterable[list[int]]:
-    """The lanes of a group by their piece number `depth`. Every lane has one: the piece that it grows in is its own."""
+    """The lanes of a group by their piece at index `depth`. Every lane has one, since each grows in a piece of its own."""
     members: dict[Piece, list[int]] = {}
     for lane in group:
         assert len(lanes[lane]) > depth, f"lane {lane} has no piece of its own to grow in"
@@ -197,7 +194,7 @@ def _split(group: Sequence[int], lanes: Sequence[Sequence[Piece]], depth: int) -
 
 
 def _join_pieces(pieces: Sequence[Piece], page: int) -> list[_Stretch]:
-    """Stretches of pieces that meet at a page's border. Two pieces inside the same page need an item each."""
+    """Join pieces that meet at a page's border into stretches. Two pieces inside the same page need an item each."""
     stretches: list[_Stretch] = []
     slots: list[int] = []
     start = end = 0
@@ -212,7 +209,7 @@ def _join_pieces(pieces: Sequence[Piece], page: int) -> list[_Stretch]:
 
 
 def _choose_rows(branches: Sequence[_Branch], others: _Sizes, shape: PlanShape, page: int, more_parts: int = 0) -> int:
-    """The rows of an item with which the waves are estimated to take least; of equals the one with fewer items."""
+    """The rows of an item for which the waves are estimated to take least time; of equals the one with fewer items."""
     best: tuple[int, int] | None = None
     for pages in (8, 4, 2, 1):
         rows = pages * page
@@ -220,7 +217,7 @@ def _choose_rows(branches: Sequence[_Branch], others: _Sizes, shape: PlanShape, 
         most_parts = more_parts + _count_items(sizes, branches, rows, shape.lanes_of_item)
         num_items = sizes.total()
         if most_parts > shape.max_parts or num_items > shape.max_items:
-            break  # smaller items are more of both
+            break  # smaller items make more of both
         estimate = _estimate(sizes, shape)
         if best is None or estimate < best[0]:
             best = (estimate, rows)
@@ -258,7 +255,7 @@ def _count_stretch(sizes: _Sizes, start: int, end: int, num_lanes: int, rows: in
 
 
 def _estimate(sizes: _Sizes, shape: PlanShape) -> int:
-    """How long all waves take, in rows: each as long as its first unit, which is the largest."""
+    """The time of all waves, in rows: each takes as long as its first unit, which is the largest."""
     estimate = wave = units = 0
     for (_, size), num in sorted(sizes.items()):
         units += num * shape.heads
@@ -269,7 +266,7 @@ def _estimate(sizes: _Sizes, shape: PlanShape) -> int:
 
 
 def _causal_items(pieces: Sequence[Piece], offset: int, num: int, tokens_of_item: int) -> Iterable[Item]:
-    """The items of a run's own rows, for each group of tokens those that it reaches; parts are counted from 0."""
+    """The items of a run's own rows, for each group of tokens those that it sees; parts are counted from 0."""
     own = [(slot, max(start, offset), min(end, offset + num)) for slot, start, end in pieces]
     for first in range(0, num, tokens_of_item):
         tokens = min(tokens_of_item, num - first)
@@ -290,18 +287,21 @@ class _Items:
         self._sized.append((item[0] == 1, -num_rows, item[2], item))
 
     def add_stretches(self, branch: _Branch, part: int) -> int:
-        """Whole items for the stretches of a branch, from this part on; returns the number of the next part."""
+        """Add whole items for the stretches of a branch, from this part on; returns the number of the next part."""
         for start, end, slots in branch.stretches:
             first_page = start // self._page
             while start < end:
                 border = min(end, (start // self.rows + 1) * self.rows)
                 own = slots[start // self._page - first_page : (border - 1) // self._page - first_page + 1]
-                self._add_whole(branch, start, border, part, own)
+                rest = (start, border, part, WHOLE, *own, *_PADDING[len(own) :])
+                for first in range(branch.low, branch.high, self._lanes_of_item):
+                    num = min(self._lanes_of_item, branch.high - first)
+                    self.add((num, first if num > 1 else self.order[first], *rest), border - start)
                 start, part = border, part + 1
         return part
 
     def add_growing(self, branch: _Branch, part: int) -> int:
-        """An item for each growing piece of a branch; returns the number of the next part."""
+        """Add an item for each growing piece of a branch; returns the number of the next part."""
         for piece in branch.growing:
             item = (1, self.order[branch.low], piece[1], piece[2], part, GROWING, piece[0], *_PADDING[1:])
             self.add(item, branch.count_rows(piece))
@@ -309,12 +309,6 @@ class _Items:
         return part
 
     def sort(self) -> list[Item]:
-        """Items of several lanes first, larger before smaller, and neighbours on the same rows, which are cached then."""
+        """Items of several lanes first, larger before smaller, and those on the same rows together, for the cache."""
         self._sized.sort()
         return [item for *_, item in self._sized]
-
-    def _add_whole(self, branch: _Branch, start: int, end: int, part: int, slots: Sequence[int]) -> None:
-        rest = (start, end, part, WHOLE, *slots, *_PADDING[len(slots) :])
-        for first in range(branch.low, branch.high, self._lanes_of_item):
-            num = min(self._lanes_of_item, branch.high - first)
-            self.add((num, first if num > 1 else self.order[first], *rest), end - start)

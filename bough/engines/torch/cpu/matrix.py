@@ -1,52 +1,38 @@
-"""Matrices as the kernels see them: rows of weights in blocks of one type, somewhere in memory.
+"""Matrices as the kernels see them: rows of weights of one type.
 
-A matrix refers to the tensor that its rows lie in. Where the rows are not at equal distances, a list of offsets says where
-each one starts.
+Floats are kept row by row. Weights of 4 to 8 bits are kept in panels of 16 rows (`kernels/panels.h`), which products read
+in order; they have the bits of their GGUF file. A matrix refers to the memory that holds it.
 """
 
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import mmap
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from bough.errors import UnsupportedModel
-from bough.models.weights.packed import PackedTensor, row_bytes
+from bough.engines.torch.cpu.library import BLOCK_TYPES, TYPES
+from bough.models.weights.packed import row_bytes
 
-TYPES = {
-    "F32": 0,
-    "F16": 1,
-    "Q4_0": 2,
-    "Q4_1": 3,
-    "Q5_0": 6,
-    "Q5_1": 7,
-    "Q8_0": 8,
-    "Q4_K": 12,
-    "Q5_K": 13,
-    "Q6_K": 14,
-    "BF16": 30,
-}
-"""The numbers that ggml gives these types."""
-
+PANEL_ROWS = 16
+_ALIGNMENT = 64  # of the panels of a matrix
 _FLOATS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 class MatrixStruct(ctypes.Structure):
-    """`Matrix` of kernels.c."""
+    """`Matrix` of the kernels."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
-        ("rows", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("stride", ctypes.c_int64),
         ("type", ctypes.c_int32),
         ("num_rows", ctypes.c_int32),
         ("num_columns", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
+        ("panels", ctypes.c_int32),
     )
 
 
@@ -54,7 +40,8 @@ class MatrixStruct(ctypes.Structure):
 class Matrix:
     """`num_rows` rows of `num_columns` weights of one ggml type.
 
-    Row i starts `start + i * stride` bytes into `memory`, or `start + offsets[i]` where there are offsets.
+    The first row, or the first panel, starts `start` bytes into `memory`. `stride` is the number of bytes from one row to
+    the next, or from one panel to the next. A matrix that is part of a model's structure has its bias, if there is one.
     """
 
     type: str
@@ -63,7 +50,7 @@ class Matrix:
     memory: Tensor
     start: int
     stride: int
-    offsets: Tensor | None = None
+    bias: Tensor | None = None
 
     @classmethod
     def of_tensor(cls, tensor: Tensor) -> Matrix:
@@ -72,47 +59,54 @@ class Matrix:
         columns = tensor.shape[-1]
         return cls(_FLOATS[tensor.dtype], tensor.numel() // columns, columns, tensor, 0, columns * tensor.element_size())
 
-    @classmethod
-    def of_blocks(cls, blocks: Tensor, type_name: str, num_columns: int) -> Matrix:
-        """The rows of a tensor of bytes [rows, bytes of a row]."""
-        return cls(type_name, blocks.shape[0], num_columns, blocks, 0, blocks.shape[1])
-
-    @classmethod
-    def of_file(cls, file: Tensor, tensor: PackedTensor) -> Matrix:
-        """The rows that a table names, of a file that was mapped by `map_file`."""
-        columns = tensor.shape[-1]
-        if len(tensor.rows) == 1:
-            (run,) = tensor.rows
-            return cls(tensor.type, run.count, columns, file, run.offset, run.step_bytes)
-        runs = [run.offset + run.step_bytes * torch.arange(run.count, dtype=torch.int64) for run in tensor.rows]
-        return cls(tensor.type, tensor.num_rows, columns, file, 0, 0, torch.cat(runs))
+    @property
+    def is_panels(self) -> bool:
+        return self.type in BLOCK_TYPES
 
     @property
     def nbytes(self) -> int:
+        """Bytes in memory."""
+        if self.is_panels:
+            return -(-self.num_rows // PANEL_ROWS) * self.stride
         return self.num_rows * row_bytes(self.type, self.num_columns)
+
+    def can_slice(self, first: int) -> bool:
+        """Whether `slice` can begin at this row: panels are not cut."""
+        return not self.is_panels or first % PANEL_ROWS == 0
 
     def slice(self, first: int, last: int) -> Matrix:
         """Rows [first, last) of the same memory."""
         assert 0 <= first <= last <= self.num_rows, f"rows [{first}, {last}) of {self.num_rows}"
-        offsets = None if self.offsets is None else self.offsets[first:last]
-        start = self.start + first * self.stride
-        return Matrix(self.type, last - first, self.num_columns, self.memory, start, self.stride, offsets)
+        assert self.can_slice(first), f"row {first} is not the first of a panel of {PANEL_ROWS}"
+        steps = first // PANEL_ROWS if self.is_panels else first
+        bias = None if self.bias is None else self.bias[first:last].contiguous()
+        return replace(self, num_rows=last - first, start=self.start + steps * self.stride, bias=bias)
 
     def as_struct(self, bias: Tensor | None = None) -> MatrixStruct:
-        """What the kernels take. The caller keeps this matrix and the bias alive as long as they use it."""
-        rows = None if self.offsets is None else self.offsets.data_ptr()
-        address, kind = self.memory.data_ptr() + self.start, TYPES[self.type]
-        bias_at = None if bias is None else bias.data_ptr()
-        return MatrixStruct(address, rows, bias_at, self.stride, kind, self.num_rows, self.num_columns, 0)
+        """What the kernels take, with this bias or its own. The caller keeps both alive as long as they use it."""
+        bias = self.bias if bias is None else bias
+        address, bias_at = self.memory.data_ptr() + self.start, None if bias is None else bias.data_ptr()
+        kind, panels = TYPES[self.type], int(self.is_panels)
+        return MatrixStruct(address, bias_at, self.stride, kind, self.num_rows, self.num_columns, panels)
 
 
-def map_file(path: Path, num_bytes: int) -> Tensor:
-    """The bytes of a file, read when they are used. Raises UnsupportedModel if it does not have so many now.
+class PanelMemory:
+    """One piece of memory for the panels of matrices of these sizes, in huge pages where the system gives them."""
 
-    If the file is truncated later, using a byte beyond its end kills the process (SIGBUS).
-    """
-    found_bytes = path.stat().st_size
-    if found_bytes != num_bytes:
-        raise UnsupportedModel(f"{path} has {found_bytes:,} bytes, and its packed weights need {num_bytes:,}")
-    mapped: Any = torch.from_file(str(path), shared=False, size=num_bytes, dtype=torch.uint8)
-    return mapped  # type: ignore[no-any-return]
+    def __init__(self, sizes: Iterable[int]) -> None:
+        self._buffer = mmap.mmap(-1, max(sum(map(_aligned, sizes)), 1))
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._buffer.madvise(mmap.MADV_HUGEPAGE)
+        self._memory = torch.frombuffer(self._buffer, dtype=torch.uint8)
+        self._used_bytes = 0
+
+    def take(self, num_bytes: int) -> Tensor:
+        """The next piece, all zeros. The caller asked for enough memory in the beginning."""
+        start, end = self._used_bytes, self._used_bytes + num_bytes
+        assert end <= len(self._buffer), f"{end:,} of {len(self._buffer):,} bytes"
+        self._used_bytes += _aligned(num_bytes)
+        return self._memory[start:end]
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -1,25 +1,28 @@
 """Which weights of a model stay packed, and puts them into its modules.
 
 Packed are the weights of linear layers and embeddings, and the experts of a mixture. They come from the blocks of a GGUF
-file that a converted model names, from 16-bit safetensors as they are, or, only if the user asks for it, from float weights
-that are quantized now. What was packed exactly is the same model as in float32.
+file, from 16-bit safetensors as they are, or, only if the user asks for it, from float weights that are quantized now. What
+was packed exactly is the same model as in float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bough.engines.torch.cpu.matrix import TYPES, Matrix, map_file
+from bough.engines.torch.cpu.library import BLOCK_TYPES
+from bough.engines.torch.cpu.matrix import PANEL_ROWS, Matrix, PanelMemory
 from bough.engines.torch.cpu.weight import PackedWeight, Products
-from bough.models.weights.packed import PackedFile, read_packed
+from bough.engines.torch.gguf_rows import read_rows, unpack_rows
+from bough.models.weights.packed import PackedFile, PackedTensor
 
 _EXPERTS = ("gate_up_proj", "down_proj")
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _EXACT = {torch.bfloat16, torch.float16}
 _BLOCK = 32  # columns of the blocks that a float model can be quantized to
 
@@ -31,46 +34,63 @@ class Packing:
     products: Products
     quantized: str = ""
 
-    def take(self, model: nn.Module, weights: MutableMapping[str, Tensor], folder: Path | None) -> dict[str, PackedWeight]:
-        """Take the weights that can stay packed out of `weights`; returns them by name. `folder` may hold their blocks."""
-        table = read_packed(folder) if folder is not None and not self.quantized else None
-        blocks = _Blocks(table) if table is not None else None
+    def take(self, model: nn.Module, weights: MutableMapping[str, Tensor]) -> dict[str, PackedWeight]:
+        """Take the weights that can stay packed out of `weights`; returns them by name."""
         found: dict[str, PackedWeight] = {}
         for name, module in _find_packable(model):
             tensor = weights.get(name)
-            matrix = self._pack(name, module, tensor, blocks) if tensor is not None else None
+            matrix = self._pack(name, module, tensor) if tensor is not None else None
             if matrix is not None:
                 found[name] = PackedWeight(matrix, weights.pop(name).shape, self.products)
         return found
 
-    def pack_loaded(self, model: nn.Module, folder: Path | None = None) -> None:
+    def pack_rows(self, model: nn.Module, packed: PackedFile, names: Collection[str]) -> dict[str, PackedWeight]:
+        """Those of the named weights of a GGUF file that can stay packed, in memory, by name."""
+        chosen = {name: module for name, module in _find_packable(model) if name in names}
+        blocks = [packed.tensors[name] for name in chosen if self._stays_in_blocks(packed.tensors[name])]
+        memory = PanelMemory(self.products.panels_bytes(each.type, each.num_rows, each.shape[-1]) for each in blocks)
+        found: dict[str, PackedWeight] = {}
+        for name, module in chosen.items():
+            matrix = self._pack_rows(name, module, packed, memory)
+            if matrix is not None:
+                found[name] = PackedWeight(matrix, packed.tensors[name].shape, self.products)
+        return found
+
+    def _pack_rows(self, name: str, module: nn.Module, packed: PackedFile, memory: PanelMemory) -> Matrix | None:
+        tensor = packed.tensors[name]
+        if self._stays_in_blocks(tensor):
+            read = partial(read_rows, packed, tensor)
+            return self.products.pack(tensor.type, tensor.num_rows, tensor.shape[-1], read, memory)
+        if self.quantized:
+            floats = torch.empty(tensor.shape, dtype=torch.float32, device="cpu")
+            unpack_rows(packed, tensor, floats)
+            return self._pack(name, module, floats)
+        if tensor.type not in _FLOATS:
+            return None
+        return Matrix.of_tensor(read_rows(packed, tensor, 0, tensor.num_rows).view(_FLOATS[tensor.type]))
+
+    def _stays_in_blocks(self, tensor: PackedTensor) -> bool:
+        return not self.quantized and tensor.type in BLOCK_TYPES and _begins_at_panels(tensor.shape)
+
+    def pack_loaded(self, model: nn.Module) -> None:
         """Pack the weights of a model in float32: where that is exact, or all if they are to be quantized."""
         loaded = {name: model.get_parameter(name).data for name, _ in _find_packable(model)}
-        narrow = {name: _narrowest(tensor) for name, tensor in loaded.items()}
-        install(model, self.take(model, narrow, folder))
+        install(model, self.take(model, {name: _narrowest(tensor) for name, tensor in loaded.items()}))
 
-    def _pack(self, name: str, module: nn.Module, tensor: Tensor, blocks: _Blocks | None) -> Matrix | None:
+    def _pack(self, name: str, module: nn.Module, tensor: Tensor) -> Matrix | None:
         if self.quantized:
-            return _quantize(tensor, "Q8_0" if _is_embedding_or_head(name, module) else self.quantized)
-        if blocks is not None and name in blocks:
-            return blocks.find(name, tensor)
+            return self._quantize(tensor, "Q8_0" if _is_embedding_or_head(name, module) else self.quantized)
         return Matrix.of_tensor(tensor.contiguous()) if tensor.dtype in _EXACT else None
 
+    def _quantize(self, tensor: Tensor, type_name: str) -> Matrix | None:
+        import gguf
 
-class _Blocks:
-    """The weights of a converted model in its GGUF file, which is mapped, not read."""
-
-    def __init__(self, table: PackedFile) -> None:
-        self._tensors = table.tensors
-        self._file = map_file(table.path, table.num_bytes)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
-
-    def find(self, name: str, tensor: Tensor) -> Matrix | None:
-        known = self._tensors[name]
-        is_fit = known.shape == tuple(tensor.shape) and known.type in TYPES
-        return Matrix.of_file(self._file, known) if is_fit else None
+        columns = tensor.shape[-1]
+        if columns % _BLOCK or not _begins_at_panels(tensor.shape):
+            return None
+        values: Any = tensor.float().reshape(-1, columns).numpy()
+        blocks = torch.from_numpy(gguf.quants.quantize(values, gguf.GGMLQuantizationType[type_name]))
+        return self.products.pack(type_name, blocks.shape[0], columns, lambda first, last: blocks[first:last])
 
 
 def install(model: nn.Module, packed: Mapping[str, PackedWeight]) -> None:
@@ -122,12 +142,6 @@ def _narrowest(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _quantize(tensor: Tensor, type_name: str) -> Matrix | None:
-    import gguf
-
-    columns = tensor.shape[-1]
-    if columns % _BLOCK:
-        return None
-    values: Any = tensor.float().reshape(-1, columns).numpy()
-    blocks = gguf.quants.quantize(values, gguf.GGMLQuantizationType[type_name])
-    return Matrix.of_blocks(torch.from_numpy(blocks), type_name, columns)
+def _begins_at_panels(shape: Sequence[int]) -> bool:
+    """Whether every expert of a weight of three axes begins at a panel, so that each can be taken apart."""
+    return len(shape) == 2 or shape[1] % PANEL_ROWS == 0

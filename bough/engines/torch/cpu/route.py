@@ -1,7 +1,7 @@
 """How a model runs on a CPU: which weights stay packed, and which kernels compute with them.
 
-`choose_weights` reads the settings. Without kernels, or on another device, there is no route, and the model runs in torch's
-own operations as it does everywhere; the reason is kept for `bough show`.
+`choose_weights` reads the settings. Without kernels, or on another device, there is no packing, and the model runs in
+torch's own operations as it does everywhere; the reason is kept for `bough show`.
 """
 
 from __future__ import annotations
@@ -14,28 +14,34 @@ from typing import Any
 import torch
 
 from bough.config import Settings
-from bough.engines.torch.cpu.int4 import Int4Linear
 from bough.engines.torch.cpu.library import load_kernels
 from bough.engines.torch.cpu.packing import Packing, packed_weights
 from bough.engines.torch.cpu.step import WholeStep
 from bough.engines.torch.cpu.structure import read_structure
 from bough.engines.torch.cpu.weight import Products
 from bough.engines.torch.device import dtype_of
-from bough.engines.torch.layout import Layout
+from bough.engines.torch.layout import TorchLayout
 from bough.errors import KernelsMissing, SettingsError
 
 _QUANTIZED = {"q8_0": "Q8_0", "q4_0": "Q4_0"}
+_TERMS = {"exact": 2, "int8": 1}  # of eight bits, that an activation has beside packed weights
 
 
 @dataclass(frozen=True)
-class CpuRoute:
-    """The kernels and the packing for one model. `weights` is the setting that led here."""
+class WeightsChoice:
+    """The kernels and the packing for one model, or why there are none.
 
-    packing: Packing
-    weights: str
+    `setting` is the value that led here. `quantization` names a lossy type that the user asked for.
+    """
+
+    packing: Packing | None = None
+    setting: str = "auto"
+    why_not: str = ""
+    quantization: str = ""
 
     @property
     def products(self) -> Products:
+        assert self.packing is not None, "the model runs without kernels"
         return self.packing.products
 
     @property
@@ -43,31 +49,31 @@ class CpuRoute:
         """The kernels as people call them."""
         return self.products.kernels.title
 
-    def make_step(self, model: Any, layout: Layout) -> WholeStep:
+    @property
+    def numerics(self) -> str:
+        """What makes this another model than the float32 one, for its fingerprint and for people; "" if nothing does."""
+        return ", ".join(filter(None, [self.quantization, "int8 activations" if self.rounds_activations else ""]))
+
+    @property
+    def rounds_activations(self) -> bool:
+        """Whether activations have so few bits that logits move as in half precision: another model, in effect."""
+        return self.packing is not None and self.products.terms == 1
+
+    def make_step(self, model: Any, layout: TorchLayout) -> WholeStep:
         """The whole step of a model. Raises UnknownStructure."""
-        return WholeStep(read_structure(model, layout), self.products.kernels, self.products.num_threads)
+        return WholeStep(read_structure(model, layout), self.products)
 
     @contextmanager
-    def products_in_torch(self) -> Iterator[None]:
-        """Inside, products with packed weights are computed by torch on the unpacked weights."""
-        self.products.uses_torch = True
+    def products_in_torch(self, *, rounds_activations: bool = False) -> Iterator[None]:
+        """Inside, products with packed weights are computed by torch on the unpacked weights; nothing without kernels."""
+        if self.packing is None:
+            yield
+            return
+        self.products.uses_torch, self.products.rounds_in_torch = True, rounds_activations
         try:
             yield
         finally:
-            self.products.uses_torch = False
-
-
-@dataclass(frozen=True)
-class WeightsChoice:
-    """The route of a model, or why there is none. `quantization` names a lossy type that the user asked for."""
-
-    route: CpuRoute | None = None
-    why_not: str = ""
-    quantization: str = ""
-
-    @property
-    def packing(self) -> Packing | None:
-        return self.route.packing if self.route is not None else None
+            self.products.uses_torch = self.products.rounds_in_torch = False
 
 
 IN_TORCH = WeightsChoice()
@@ -79,8 +85,8 @@ def choose_weights(settings: Settings, device: torch.device, dtype: torch.dtype)
     wanted = settings.weights
     if device.type != "cpu" or dtype != torch.float32:
         return _without_kernels(wanted, device, dtype)
-    if wanted in ("float32", "int4"):
-        return WeightsChoice(why_not=f"the setting weights is {wanted}", quantization=wanted if wanted == "int4" else "")
+    if wanted == "float32":
+        return WeightsChoice(why_not="the setting weights is float32")
     try:
         kernels = load_kernels()
     except KernelsMissing as error:
@@ -88,16 +94,14 @@ def choose_weights(settings: Settings, device: torch.device, dtype: torch.dtype)
             text = f"weights is {wanted!r}, and there are no kernels for this CPU: {error.reason}"
             raise KernelsMissing(text, error.todo) from error
         return WeightsChoice(why_not=f"there are no kernels for this CPU: {error.reason}")
-    products = Products(kernels, torch.get_num_threads())
+    products = Products(kernels, torch.get_num_threads(), terms=_TERMS[settings.activations])
     quantized = _QUANTIZED.get(wanted, "")
-    return WeightsChoice(CpuRoute(Packing(products, quantized), wanted), quantization=wanted if quantized else "")
+    return WeightsChoice(Packing(products, quantized), wanted, quantization=wanted if quantized else "")
 
 
 def count_parameters(model: Any) -> int:
     """The number of weights of a model, packed or not, each once."""
-    held = {id(each): each.numel() for each in [*model.parameters(), *packed_weights(model)]}
-    others = [each.num_weights for each in model.modules() if isinstance(each, Int4Linear)]
-    return int(sum(held.values()) + sum(others))
+    return int(sum({id(each): each.numel() for each in [*model.parameters(), *packed_weights(model)]}.values()))
 
 
 def describe_weights(model: Any, choice: WeightsChoice) -> str:
@@ -105,7 +109,7 @@ def describe_weights(model: Any, choice: WeightsChoice) -> str:
     packed = packed_weights(model)
     if not packed:
         kept = choice.quantization or _name(dtype_of(model))
-        why_not = choice.why_not or ("as in its files" if choice.route is not None else "")
+        why_not = choice.why_not or ("as in its files" if choice.packing is not None else "")
         return f"{kept} ({why_not})" if why_not else kept
     types = sorted({each.matrix.type for each in packed})
     megabytes = sum(each.nbytes for each in packed) / 1e6
@@ -115,7 +119,7 @@ def describe_weights(model: Any, choice: WeightsChoice) -> str:
 
 def require_packed(model: Any, choice: WeightsChoice) -> None:
     """Raise SettingsError if the user asked for packed weights, and the model's files have none."""
-    if choice.route is not None and choice.route.weights == "packed" and not packed_weights(model):
+    if choice.packing is not None and choice.setting == "packed" and not packed_weights(model):
         raise SettingsError(
             "weights is 'packed', and no weight in the model's files is packed or has 16 bits: auto runs it in float32, "
             "q8_0 and q4_0 quantize it"

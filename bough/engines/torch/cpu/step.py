@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from bough.cache.tree.state import Group
-from bough.engines.torch.cpu.library import Kernels
-from bough.engines.torch.cpu.matrix import MatrixStruct
-from bough.engines.torch.cpu.structure import LayerStructure, Projection, Structure
-from bough.engines.torch.cpu.weight import empty_floats
+from bough.engines.shared.compute import RunResult
+from bough.engines.torch.cpu.library import TYPES
+from bough.engines.torch.cpu.matrix import Matrix, MatrixStruct
+from bough.engines.torch.cpu.structure import LayerStructure, Structure
+from bough.engines.torch.cpu.weight import Products, empty_floats
 from bough.engines.torch.lanes.lane import TorchLane
 
 _LONGEST_RUN = 512  # tokens in one call: the memory for their activations grows with them
-_PHASES = 8  # of a layer in kernels.c
+_PHASES = 8  # of a layer in kernels/step.h
 _FIRST_POSITIONS = 1_024
 _FLOAT_BYTES = 4
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
@@ -34,7 +37,7 @@ def _fields(kind: type, *names: str) -> list[tuple[str, type]]:
 
 
 class _LayerStruct(ctypes.Structure):
-    """`Layer` of kernels.c."""
+    """`Layer` of the kernels; its fields have the names of `LayerStructure`."""
 
     _fields_ = (
         *_fields(_Pointer, "norm_in", "norm_attention", "norm_mlp", "norm_mlp_out", "q_norm", "k_norm"),
@@ -44,11 +47,11 @@ class _LayerStruct(ctypes.Structure):
 
 
 class _ModelStruct(ctypes.Structure):
-    """`Model` of kernels.c."""
+    """`Model` of the kernels."""
 
     _fields_ = (
         *_fields(_Int, "layers", "hidden", "heads", "kv_heads", "dim", "inter", "groups", "rotary_dim", "activation"),
-        ("unused", _Int),
+        *_fields(_Int, "terms", "row_type", "unused"),
         *_fields(_Float, "eps", "scale", "score_cap", "logit_cap", "residual", "unused2"),
         ("norm", _Pointer),
         ("layer", _Pointer),
@@ -57,13 +60,13 @@ class _ModelStruct(ctypes.Structure):
 
 
 class _RowsStruct(ctypes.Structure):
-    """`Rows` of kernels.c."""
+    """`Rows` of the kernels."""
 
-    _fields_ = (*_fields(_Pointer, "k", "v"), *_fields(_Long, "layer", "head", "rows"))
+    _fields_ = (*_fields(_Pointer, "k", "v"), *_fields(_Long, "layer", "head", "rows", "first"))
 
 
 class _BatchStruct(ctypes.Structure):
-    """`Batch` of kernels.c."""
+    """`Batch` of the kernels."""
 
     _fields_ = (
         *_fields(_Pointer, "rows", "positions", "cosines", "sines", "x", "logits"),
@@ -75,42 +78,35 @@ class _BatchStruct(ctypes.Structure):
 class WholeStep:
     """Runs a model of a known structure. It refers to the model's weights, and owns the memory for activations."""
 
-    def __init__(self, structure: Structure, kernels: Kernels, num_threads: int) -> None:
+    def __init__(self, structure: Structure, products: Products) -> None:
         self._structure = structure
-        self._kernels = kernels
-        self._num_threads = num_threads
+        self._kernels = products.kernels
+        self._num_threads = products.num_threads
         self._layers = (_LayerStruct * len(structure.layers))(*map(_layer_struct, structure.layers))
         self._tables = _RotationTables(structure.rotations)
-        self._model = _model_struct(structure, self._layers)
+        self._model = _model_struct(structure, self._layers, products.terms)
         self._work = empty_floats(0)
         self._counters = torch.zeros(2 * (_PHASES * len(structure.layers) + 2), dtype=torch.int32, device="cpu")
-        self._vocab_size = structure.head.matrix.num_rows
+        self._vocab_size = structure.head.num_rows
 
     def step(self, lanes: Sequence[TorchLane], ids: Sequence[int]) -> list[Tensor]:
         """Append one token to each lane; returns the logits of each."""
         return list(self._run(lanes, self._embed(ids), 1, len(lanes)).unbind())
 
-    def evaluate(self, lane: TorchLane, ids: Sequence[int]) -> Tensor:
-        """Append a run to a lane; returns the logits after its last token."""
-        for part in _parts(self._embed(ids)):
-            logits = self._run([lane], part, len(part), 1)
-        return logits[0]
-
-    def evaluate_all(self, lane: TorchLane, ids: Sequence[int]) -> Tensor:
-        """Append a run to a lane; returns the logits after each of its tokens."""
-        parts = _parts(self._embed(ids))
-        return torch.cat([self._run([lane], part, len(part), len(part)) for part in parts])
-
     @torch.inference_mode()
-    def evaluate_state(self, lane: TorchLane, ids: Sequence[int]) -> Tensor:
-        """Append a run to a lane; returns what the head reads after its last token. The kernels leave it unnormed."""
+    def run(self, lane: TorchLane, ids: Sequence[int], result: RunResult) -> Tensor:
+        """Append a run to a lane, some tokens in each call."""
         x = self._embed(ids)
-        for part in _parts(x):
-            self._run([lane], part, len(part), 1)
-        return F.rms_norm(x[-1], x.shape[-1:], self._structure.norm, self._structure.eps)
+        logits = [
+            self._run([lane], part, len(part), len(part) if result is RunResult.ALL_LOGITS else 1)
+            for part in torch.split(x, _LONGEST_RUN)
+        ]
+        if result is RunResult.LAST_STATE:  # the kernels leave it in `x`, unnormed
+            return F.rms_norm(x[-1], x.shape[-1:], self._structure.norm, self._structure.eps)
+        return torch.cat(logits) if result is RunResult.ALL_LOGITS else logits[-1][0]
 
-    def evaluate_at(self, lane: TorchLane, ids: Sequence[int], position: int) -> Tensor:
-        """As `evaluate_all` on an empty lane, with positions from `position` on: the self-check looks far ahead with it."""
+    def run_at(self, lane: TorchLane, ids: Sequence[int], position: int) -> Tensor:
+        """All logits of a run on an empty lane whose positions begin at `position`, as the self-check looks far ahead."""
         return self._run([lane], self._embed(ids), len(ids), len(ids), shift=position)
 
     @torch.inference_mode()
@@ -156,11 +152,6 @@ class WholeStep:
         self._kernels.step(model, step, self._work.data_ptr(), self._counters.data_ptr())
 
 
-def _parts(x: Tensor) -> list[Tensor]:
-    """A run in parts that one call takes."""
-    return [x[start : start + _LONGEST_RUN] for start in range(0, len(x), _LONGEST_RUN)]
-
-
 class _RotationTables:
     """Cosines and sines of all positions from `first` to the largest so far: [kinds, positions, dim] each."""
 
@@ -186,43 +177,39 @@ class _RotationTables:
             self.sines = torch.stack([sines for _, sines in tables]).contiguous()
 
 
-def _model_struct(structure: Structure, layers: ctypes.Array[_LayerStruct]) -> _ModelStruct:
+def _model_struct(structure: Structure, layers: ctypes.Array[_LayerStruct], terms: int) -> _ModelStruct:
     return _ModelStruct(
         layers=len(layers),
         hidden=structure.hidden_size,
         heads=structure.num_heads,
         kv_heads=structure.num_kv_heads,
         dim=structure.head_dim,
-        inter=structure.layers[0].gate.matrix.num_rows,
+        inter=structure.layers[0].gate.num_rows,
         groups=len(structure.groups),
         rotary_dim=structure.rotary_dim,
         activation=_ACTIVATIONS[structure.activation],
+        terms=terms,
+        row_type=TYPES["F32"],
         eps=structure.eps,
         scale=structure.scale,
         score_cap=structure.score_cap,
         logit_cap=structure.logit_cap,
         residual=structure.residual,
-        norm=structure.norm.data_ptr(),
+        norm=_field(structure.norm),
         layer=ctypes.addressof(layers),
-        head=_struct_of(structure.head),
+        head=_field(structure.head),
     )
 
 
 def _layer_struct(layer: LayerStructure) -> _LayerStruct:
-    norms = (layer.norm_in, layer.norm_attention, layer.norm_mlp, layer.norm_mlp_out, layer.q_norm, layer.k_norm)
-    linears = (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)
-    return _LayerStruct(
-        *(None if norm is None else norm.data_ptr() for norm in norms),
-        *map(_struct_of, linears),
-        layer.group,
-        layer.layer_in_group,
-        layer.rotation,
-        layer.window,
-    )
+    return _LayerStruct(**{each.name: _field(getattr(layer, each.name)) for each in fields(layer)})
 
 
-def _struct_of(linear: Projection) -> MatrixStruct:
-    return linear.matrix.as_struct(linear.bias)
+def _field(value: Tensor | Matrix | int | None) -> Any:
+    """A part of a layer as the kernels take it."""
+    if isinstance(value, Matrix):
+        return value.as_struct()
+    return value.data_ptr() if isinstance(value, Tensor) else value
 
 
 def _rows_structs(lanes: Sequence[TorchLane], num_tokens: int, groups: Sequence[Group]) -> ctypes.Array[_RowsStruct]:
@@ -231,6 +218,7 @@ def _rows_structs(lanes: Sequence[TorchLane], num_tokens: int, groups: Sequence[
     for i, lane in enumerate(lanes):
         for j, group in enumerate(groups):
             keys, values, layer_bytes, head_stride, num_rows = lane.rows_of(group).addresses()
-            row = _RowsStruct(keys, values, layer_bytes // _FLOAT_BYTES, head_stride, num_rows - num_tokens)
+            before = num_rows - num_tokens
+            row = _RowsStruct(keys, values, layer_bytes // _FLOAT_BYTES, head_stride, before, lane.offset - before)
             structs[i * len(groups) + j] = row
     return structs

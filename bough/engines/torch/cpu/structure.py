@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bough.cache.tree.state import Group
 from bough.engines.torch.cpu.matrix import Matrix
 from bough.engines.torch.cpu.weight import PackedWeight
-from bough.engines.torch.layout import Layout
+from bough.engines.torch.layout import TorchLayout
 
 _ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj", "q_norm", "k_norm"}
 _MLP_PARTS = {"gate_proj", "up_proj", "gate_up_proj", "down_proj", "act_fn", "activation_fn"}
@@ -38,18 +38,6 @@ class UnknownStructure(Exception):
 
 
 @dataclass(frozen=True)
-class Projection:
-    """A matrix and its bias, if it has one."""
-
-    matrix: Matrix
-    bias: Tensor | None
-
-    def slice(self, first: int, last: int) -> Projection:
-        """Rows [first, last)."""
-        return Projection(self.matrix.slice(first, last), None if self.bias is None else self.bias[first:last].contiguous())
-
-
-@dataclass(frozen=True)
 class LayerStructure:
     """One decoder layer. A norm that is None is not there. `group` and `layer_in_group` say where its rows lie in a lane.
 
@@ -62,13 +50,13 @@ class LayerStructure:
     norm_mlp_out: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
-    q: Projection
-    k: Projection
-    v: Projection
-    o: Projection
-    gate: Projection
-    up: Projection
-    down: Projection
+    q: Matrix
+    k: Matrix
+    v: Matrix
+    o: Matrix
+    gate: Matrix
+    up: Matrix
+    down: Matrix
     group: int
     layer_in_group: int
     rotation: int
@@ -76,7 +64,7 @@ class LayerStructure:
 
     @property
     def norms(self) -> tuple[Tensor | None, ...]:
-        """Those of whole rows."""
+        """Norms applied to the whole row, not to each head."""
         return self.norm_in, self.norm_attention, self.norm_mlp, self.norm_mlp_out
 
 
@@ -96,7 +84,7 @@ class Structure:
     residual: float
     activation: str
     norm: Tensor
-    head: Projection
+    head: Matrix
     embed: Callable[[Tensor], Tensor]
     rotations: list[Callable[[Tensor], tuple[Tensor, Tensor]]]
     rotary_dim: int
@@ -107,7 +95,7 @@ class Structure:
         return self.norm.numel()
 
 
-def read_structure(model: Any, layout: Layout) -> Structure:
+def read_structure(model: Any, layout: TorchLayout) -> Structure:
     """The structure of a float32 model on the CPU. Raises UnknownStructure."""
     try:
         structure = _read(model, layout)
@@ -119,7 +107,7 @@ def read_structure(model: Any, layout: Layout) -> Structure:
     return structure
 
 
-def _read(model: Any, layout: Layout) -> Structure:
+def _read(model: Any, layout: TorchLayout) -> Structure:
     if layout.states:
         raise UnknownStructure("it has recurrent layers")
     decoder = _require(getattr(model, "model", None), "it has no decoder named `model`")
@@ -139,7 +127,7 @@ def _read(model: Any, layout: Layout) -> Structure:
     _same([_eps_of(module) for module in decoder.modules() if _is_norm(module)], "epsilons")
     return Structure(
         layers=layers,
-        num_heads=layers[0].q.matrix.num_rows // shape.key_dim,
+        num_heads=layers[0].q.num_rows // shape.key_dim,
         num_kv_heads=shape.heads,
         head_dim=shape.key_dim,
         eps=_eps_of(decoder.norm),
@@ -158,7 +146,7 @@ def _read(model: Any, layout: Layout) -> Structure:
     )
 
 
-def _read_layer(index: int, layer: Any, layout: Layout, rotations: _Rotations) -> LayerStructure:
+def _read_layer(index: int, layer: Any, layout: TorchLayout, rotations: _Rotations) -> LayerStructure:
     _require_only(layer, {"self_attn", "mlp", *_NORMS}, "a layer")
     _require_only(layer.self_attn, _ATTENTION_PARTS, "its attention")
     _require_only(layer.mlp, _MLP_PARTS, "its MLP")
@@ -190,11 +178,11 @@ def _read_layer(index: int, layer: Any, layout: Layout, rotations: _Rotations) -
     )
 
 
-def _split_attention(attention: Any, kv_rows: int) -> tuple[Projection, Projection, Projection]:
+def _split_attention(attention: Any, kv_rows: int) -> tuple[Matrix, Matrix, Matrix]:
     if not hasattr(attention, "qkv_proj"):
         return _projection(attention.q_proj), _projection(attention.k_proj), _projection(attention.v_proj)
     joined = _projection(attention.qkv_proj)
-    end = joined.matrix.num_rows
+    end = joined.num_rows
     return (
         joined.slice(0, end - 2 * kv_rows),
         joined.slice(end - 2 * kv_rows, end - kv_rows),
@@ -202,15 +190,15 @@ def _split_attention(attention: Any, kv_rows: int) -> tuple[Projection, Projecti
     )
 
 
-def _split_mlp(mlp: Any) -> tuple[Projection, Projection]:
+def _split_mlp(mlp: Any) -> tuple[Matrix, Matrix]:
     if not hasattr(mlp, "gate_up_proj"):
         return _projection(mlp.gate_proj), _projection(mlp.up_proj)
     joined = _projection(mlp.gate_up_proj)
-    half = joined.matrix.num_rows // 2
+    half = joined.num_rows // 2
     return joined.slice(0, half), joined.slice(half, 2 * half)
 
 
-def _projection(module: Any) -> Projection:
+def _projection(module: Any) -> Matrix:
     if not isinstance(module, nn.Linear):
         raise UnknownStructure(f"a projection is a {type(module).__name__}, not a linear layer")
     weight, bias = module.weight, module.bias
@@ -222,7 +210,7 @@ def _projection(module: Any) -> Projection:
         raise UnknownStructure(f"a projection has weights in {_name(weight.dtype)}")
     if bias is not None and (bias.dtype != torch.float32 or not bias.is_contiguous()):
         raise UnknownStructure(f"a projection has a bias in {_name(bias.dtype)}")
-    return Projection(matrix, None if bias is None else bias.data)
+    return replace(matrix, bias=None if bias is None else bias.data)
 
 
 def _norm_weight(module: Any) -> Tensor:
@@ -231,6 +219,8 @@ def _norm_weight(module: Any) -> Tensor:
     eps = _eps_of(module)
     if weight is None or weight.ndim != 1 or getattr(module, "bias", None) is not None:
         raise UnknownStructure(f"{type(module).__name__} is not an RMS norm with one weight for each column")
+    if not weight.isfinite().all():
+        raise UnknownStructure(f"a {type(module).__name__} has weights that are not finite numbers")
     x = torch.linspace(-2.0, 3.0, weight.numel(), dtype=torch.float32, device="cpu")
     with torch.inference_mode():
         plain = x * torch.rsqrt(x.pow(2).mean() + eps)
@@ -336,7 +326,7 @@ def _require_only(module: nn.Module, known: Iterable[str], what: str) -> None:
         raise UnknownStructure(f"{what} has {', '.join(names[:_NAMED])}{more}, which the kernels do not know")
 
 
-def _require_plain_rows(layout: Layout) -> None:
+def _require_plain_rows(layout: TorchLayout) -> None:
     for rows in layout.rows.values():
         if rows.key_dim != rows.value_dim or rows.dtype != torch.float32:
             raise UnknownStructure(
@@ -349,7 +339,7 @@ def _require_plain_rows(layout: Layout) -> None:
 
 def _require_fit(structure: Structure) -> None:
     """Every part has the shape that the kernels take it to have: they check nothing."""
-    hidden, inner = structure.hidden_size, structure.layers[0].gate.matrix.num_rows
+    hidden, inner = structure.hidden_size, structure.layers[0].gate.num_rows
     queries, keys = structure.num_heads * structure.head_dim, structure.num_kv_heads * structure.head_dim
     wanted = {"q": (queries, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, queries)}
     wanted |= {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
@@ -358,7 +348,7 @@ def _require_fit(structure: Structure) -> None:
             _require_shape(f"{name} of a layer", getattr(layer, name), shape)
         if any(norm is not None and norm.numel() != hidden for norm in layer.norms):
             raise UnknownStructure(f"a norm does not have {hidden} columns")
-    _require_shape("its head", structure.head, (structure.head.matrix.num_rows, hidden))
+    _require_shape("its head", structure.head, (structure.head.num_rows, hidden))
     if (
         structure.num_heads % structure.num_kv_heads
         or structure.rotary_dim % 2
@@ -368,8 +358,8 @@ def _require_fit(structure: Structure) -> None:
         raise UnknownStructure(f"it has {heads}, of which {structure.rotary_dim} are rotated")
 
 
-def _require_shape(name: str, linear: Projection, shape: tuple[int, int]) -> None:
-    found = (linear.matrix.num_rows, linear.matrix.num_columns)
+def _require_shape(name: str, linear: Matrix, shape: tuple[int, int]) -> None:
+    found = (linear.num_rows, linear.num_columns)
     if found != shape or (linear.bias is not None and linear.bias.shape != shape[:1]):
         raise UnknownStructure(f"{name} has the shape {found}, and {shape} is the one that the kernels know")
 

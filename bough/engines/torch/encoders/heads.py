@@ -1,4 +1,4 @@
-"""From what an encoder gives for each token to the numbers of a text: pooling and the steps behind it, or a score.
+"""From an encoder's states of tokens to the numbers of a text: pooling and the steps behind it, or a score.
 
 Everything here computes in float32, whatever the encoder computes in.
 """
@@ -21,43 +21,26 @@ Pool = Callable[[Tensor, Tensor], Tensor]
 """From states [batch, tokens, size] and a mask [batch, tokens] of 1 and 0 to vectors [batch, size]."""
 
 
-def _pool_first(states: Tensor, mask: Tensor) -> Tensor:
-    return states[torch.arange(len(states), device=states.device), mask.argmax(dim=1)]
+def _pick(states: Tensor, positions: Tensor) -> Tensor:
+    return states[torch.arange(len(states), device=states.device), positions]
 
 
-def _pool_last(states: Tensor, mask: Tensor) -> Tensor:
-    positions = torch.arange(mask.shape[1], device=mask.device)
-    return states[torch.arange(len(states), device=states.device), (mask * positions).argmax(dim=1)]
+def _positions(mask: Tensor) -> Tensor:
+    return torch.arange(mask.shape[1], device=mask.device)
 
 
-def _pool_max(states: Tensor, mask: Tensor) -> Tensor:
-    return states.masked_fill(mask[:, :, None] == 0, float("-inf")).amax(dim=1)
-
-
-def _pool_mean(states: Tensor, mask: Tensor) -> Tensor:
-    return _sum(states, mask) / mask.sum(dim=1, keepdim=True).clamp(min=1e-9)
-
-
-def _pool_mean_sqrt(states: Tensor, mask: Tensor) -> Tensor:
-    return _sum(states, mask) / mask.sum(dim=1, keepdim=True).clamp(min=1e-9).sqrt()
-
-
-def _pool_weighted(states: Tensor, mask: Tensor) -> Tensor:
-    """The mean with weights that grow with the position: 1, 2, 3 and so on."""
-    return _pool_mean(states, mask * torch.arange(1, mask.shape[1] + 1, device=mask.device))
-
-
-def _sum(states: Tensor, mask: Tensor) -> Tensor:
-    return (states * mask[:, :, None]).sum(dim=1)
+def _pool_mean(states: Tensor, mask: Tensor, exponent: float = 1.0) -> Tensor:
+    """The sum of the states by the number of tokens to the power of `exponent`."""
+    return (states * mask[:, :, None]).sum(dim=1) / mask.sum(dim=1, keepdim=True).clamp(min=1e-9) ** exponent
 
 
 _POOLS: Mapping[str, Pool] = {
-    "cls": _pool_first,
-    "lasttoken": _pool_last,
-    "max": _pool_max,
+    "cls": lambda states, mask: _pick(states, mask.argmax(dim=1)),
+    "lasttoken": lambda states, mask: _pick(states, (mask * _positions(mask)).argmax(dim=1)),
+    "max": lambda states, mask: states.masked_fill(mask[:, :, None] == 0, float("-inf")).amax(dim=1),
     "mean": _pool_mean,
-    "mean_sqrt_len_tokens": _pool_mean_sqrt,
-    "weightedmean": _pool_weighted,
+    "mean_sqrt_len_tokens": lambda states, mask: _pool_mean(states, mask, 0.5),
+    "weightedmean": lambda states, mask: _pool_mean(states, mask * (_positions(mask) + 1)),  # weights 1, 2, 3 and so on
 }
 
 
@@ -73,9 +56,9 @@ class VectorHead:
         self.text = _describe(description)
 
     def __call__(self, output: Any, mask: Tensor, num_prompt: Tensor) -> Tensor:
-        """The vectors [batch, dimensions] of texts whose tokens `mask` [batch, tokens] tells from padding."""
+        """The vectors [batch, dimensions] of texts; `mask` [batch, tokens] is 0 for padding."""
         if not self._includes_prompt:
-            mask = mask * (torch.arange(mask.shape[1], device=mask.device) >= num_prompt[:, None])
+            mask = mask * (_positions(mask) >= num_prompt[:, None])
         states = output.last_hidden_state.float()
         vectors = torch.cat([pool(states, mask.float()) for pool in self._pools], dim=1)
         for step in self._steps:
@@ -93,7 +76,6 @@ class ScoreHead:
         self.text = f"{description.activation} of one logit"
 
     def __call__(self, output: Any, mask: Tensor, num_prompt: Tensor) -> Tensor:
-        """The scores [batch, 1]."""
         scores: Tensor = self._activation(output.logits.float())
         return scores
 
@@ -103,13 +85,14 @@ _Step = Callable[[Tensor], Tensor]
 
 
 def _load_steps(steps: Sequence[VectorStep], size: int, device: torch.device) -> tuple[list[_Step], int]:
-    """The functions of the steps, and the size of the vectors that they give. Raises UnsupportedModel."""
+    """The functions of the steps, and the size of the resulting vectors. Raises UnsupportedModel."""
     loaded: list[_Step] = []
     for step in steps:
         if isinstance(step, Dense):
             _require_size(step.folder, step.in_features, size)
             size = step.out_features
-            loaded.append(_load_dense(step).to(device))
+            linear = _load_module(nn.Linear(step.in_features, size, step.has_bias), step.folder, "linear")
+            loaded.append(nn.Sequential(linear, getattr(nn, step.activation)()).to(device))
         elif isinstance(step, LayerNorm):
             _require_size(step.folder, step.size, size)
             loaded.append(_load_module(nn.LayerNorm(step.size), step.folder, "norm").to(device))
@@ -121,11 +104,6 @@ def _load_steps(steps: Sequence[VectorStep], size: int, device: torch.device) ->
 def _require_size(folder: Path, found: int, needed: int) -> None:
     if found != needed:
         raise UnsupportedModel(f"{folder / 'config.json'} is for vectors of {found} numbers, and they have {needed} there")
-
-
-def _load_dense(step: Dense) -> nn.Module:
-    linear = _load_module(nn.Linear(step.in_features, step.out_features, step.has_bias), step.folder, "linear")
-    return nn.Sequential(linear, getattr(nn, step.activation)()).requires_grad_(False)
 
 
 def _load_module(module: nn.Module, folder: Path, prefix: str) -> nn.Module:
@@ -144,10 +122,10 @@ def _describe(description: EmbedderFiles) -> str:
     modes = " and ".join(description.pooling.modes)
     if description.is_default:
         return f"{modes}: the folder does not say how, and this is the default of sentence-transformers"
-    return ", then ".join([modes, *map(_describe_step, description.steps)])
-
-
-def _describe_step(step: VectorStep) -> str:
-    if isinstance(step, Dense):
-        return f"Dense {step.in_features} to {step.out_features} ({step.activation})"
-    return type(step).__name__
+    steps = [
+        f"Dense {step.in_features} to {step.out_features} ({step.activation})"
+        if isinstance(step, Dense)
+        else type(step).__name__
+        for step in description.steps
+    ]
+    return ", then ".join([modes, *steps])

@@ -1,1 +1,1 @@
-"""A lane of the torch engine: its buffers, the cache layers over them, and the pages that leave it."""
+"""A lane of the torch engine: its buffers, the cache layers over them, its pages, and kernels for steps of many lanes."""

@@ -1,4 +1,4 @@
-"""What a lane holds of each group: contiguous buffers of rows, and whole states."""
+"""A lane's memory for each group: contiguous buffers of rows, and whole states."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from torch import Tensor
 
 from bough.cache.tree.state import Group, Page
 from bough.engines.shared.row_memory import LaneSizes, RowMemory
-from bough.engines.torch.layout import RowLayout, StateLayout
+from bough.engines.torch.layout import TorchRowLayout, TorchStateLayout
 
 Views = list[tuple[Tensor, Tensor]]
 """Keys and values [1, heads, rows, dim] of each layer of a group."""
 
 
-class RowBuffer(RowMemory):
+class TorchRowBuffer(RowMemory):
     """The rows of one group on one lane, in one piece of memory for each plane."""
 
-    def __init__(self, group: Group, layout: RowLayout, device: torch.device, sizes: LaneSizes) -> None:
+    def __init__(self, group: Group, layout: TorchRowLayout, device: torch.device, sizes: LaneSizes) -> None:
         super().__init__(group, sizes)
         self.layout = layout
-        self._run = (0, 0)  # the rows [start, end) of the run that is under way
+        self._run = (0, 0)  # the rows [start, end) of the current run
         self._written: Views | None = None
         self._seen: Views | None = None
         self._planes: list[Tensor] = []
         self._device = device
 
     def begin_run(self, offset: int, num_tokens: int) -> None:
-        """Get ready for rows [offset, offset + num_tokens)."""
+        """Make room for rows [offset, offset + num_tokens)."""
         self.make_room(offset, num_tokens)
         self._run = (offset, offset + num_tokens)
         self._written = self._seen = None
@@ -40,22 +40,22 @@ class RowBuffer(RowMemory):
 
     @property
     def written(self) -> Views:
-        """The rows of the current run, of each layer: views of all layers are made together because that is cheaper."""
+        """The rows of the current run, for each layer: it is cheaper to make the views of all layers together."""
         if self._written is None:
             self._written = self._views(*self._run)
         return self._written
 
     @property
     def seen(self) -> Views:
-        """The rows that this run may look at, its own included."""
+        """The rows that the queries of this run may see, its own included."""
         if self._seen is None:
             start, end = self._run
             self._seen = self._views(self.group.first_needed(start), end)
         return self._seen
 
     def addresses(self) -> tuple[int, int, int, int, int]:
-        """Where the run under way looks in memory: the first row's keys and values, of the first layer and head; the bytes
-        to the next layer; the elements to the next head; and the number of rows. For keys and values that are equally long.
+        """The rows that the current run may see: addresses of the first layer's first key and first value, bytes to the
+        next layer, elements to the next head, and the number of rows. Keys and values must be equally long.
         """
         plane, (start, end) = self._planes[0], self._run
         first, size = self.group.first_needed(start), plane.element_size()
@@ -64,13 +64,12 @@ class RowBuffer(RowMemory):
         return keys, keys + len(self.layout.layers) * layer_bytes, layer_bytes, plane.stride(1), end - first
 
     def write(self, page: Page, content: Tensor, start: int, end: int) -> None:
-        """Copy rows [start, end) of a page in, whose content on the device is given: one copy for each plane."""
+        """Copy rows [start, end) from a page's content on the device: one copy for each plane."""
         pieces = self.layout.split(content, page.end - page.start)
         for plane, piece in zip(self._planes, pieces, strict=True):
             plane[:, :, start - self.base : end - self.base].copy_(piece[:, :, start - page.start : end - page.start])
 
     def read(self, start: int, end: int) -> Tensor:
-        """Rows [start, end) in memory of their own."""
         flat = self.layout.empty(end - start, self._device)
         for plane, piece in zip(self._planes, self.layout.split(flat, end - start), strict=True):
             piece.copy_(plane[:, :, start - self.base : end - self.base])
@@ -102,10 +101,10 @@ class RowBuffer(RowMemory):
             target[:, :, : stop - start].copy_(rows.clone() if overlaps else rows)
 
 
-class StateBuffer:
-    """The state of one recurrent group on one lane: one piece of bytes, into which the model's cache layers look."""
+class TorchStateBuffer:
+    """The state of one recurrent group on one lane: one piece of bytes, of which the model's cache layers have views."""
 
-    def __init__(self, layout: StateLayout, layers: dict[int, Any], device: torch.device) -> None:
+    def __init__(self, layout: TorchStateLayout, layers: dict[int, Any], device: torch.device) -> None:
         self.layout = layout
         self._layers = layers
         self._device = device
@@ -124,27 +123,26 @@ class StateBuffer:
         if self._flat is None:
             self._flat = torch.zeros(self.layout.nbytes, dtype=torch.uint8, device=self._device)
             self._views = [part.view(self._flat) for part in self.layout.parts]
-            self._bind()
+            for part, view in zip(self.layout.parts, self._views, strict=True):
+                self._layers[part.layer].bind(part.name, part.state_index, view)
 
     def reset(self) -> None:
-        """Reset: the next run is the first one for the model."""
         if self._flat is not None:
             self._flat.zero_()
         self._mark(False)
 
     def write(self, fill: Callable[[Tensor], None]) -> None:
-        """Write a whole state: `fill` copies it into the bytes that it is given."""
+        """Let `fill` write a whole state into these bytes."""
         assert self._flat is not None, "adopt before reserve"
         fill(self._flat)
         self._mark(True)
 
     def read(self) -> Tensor:
-        """The whole state, in memory of its own."""
-        assert self._flat is not None, "capture of a lane that holds nothing"
+        assert self._flat is not None, "capture before reserve"
         return self._flat.clone()
 
     def copy_back(self) -> None:
-        """Copy back what a model put into its cache layers by assigning instead of writing in place."""
+        """Copy back the states that a model assigned to its cache layers instead of writing in place."""
         for part, view in zip(self.layout.parts, self._views, strict=True):
             current = getattr(self._layers[part.layer], part.name)[part.state_index]
             if current is not view:
@@ -152,7 +150,6 @@ class StateBuffer:
                 getattr(self._layers[part.layer], part.name)[part.state_index] = view
 
     def views(self) -> list[Tensor]:
-        """The tensors of the state, in the order of the layout's parts."""
         return self._views
 
     def free(self) -> None:
@@ -161,10 +158,6 @@ class StateBuffer:
         self._mark(False)
         for layer in self._layers.values():
             layer.unbind()
-
-    def _bind(self) -> None:
-        for part, view in zip(self.layout.parts, self._views, strict=True):
-            self._layers[part.layer].bind(part.name, part.state_index, view)
 
     def _mark(self, has_state: bool) -> None:
         for index, layer in self._layers.items():

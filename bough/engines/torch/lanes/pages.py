@@ -1,12 +1,13 @@
-"""Pages and states that have left their lane, and how they move between the device and the host.
+"""Pages and states that have left their lane, and moving them between the device and the host.
 
-Each holds one piece of memory that belongs to it alone: a tensor on the device, or a piece of the host pool.
+Each has one piece of memory that belongs to it alone: a tensor on the device, or a piece of the host pool.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,16 +17,16 @@ from bough.engines.shared.errors import as_engine_errors
 from bough.engines.shared.pages import PageAllocator, content_of, set_content
 from bough.engines.torch.host.pool import Piece
 from bough.engines.torch.host.transfer import make_transfers
-from bough.engines.torch.layout import Layout
+from bough.engines.torch.layout import TorchLayout
 
 Content = Tensor | Piece
-_ALIGNMENT = 16  # what a bytearray has
+_ALIGNMENT = 16  # of a bytearray
 
 
-class Pages(PageAllocator):
-    """Looks after every page and state of one model. `transfers` is None where there is no host tier."""
+class TorchPages(PageAllocator):
+    """Allocates every page and state of one model. `transfers` is None where there is no host tier."""
 
-    def __init__(self, layout: Layout, device: torch.device) -> None:
+    def __init__(self, layout: TorchLayout, device: torch.device) -> None:
         super().__init__()
         self.transfers = make_transfers(layout, device)
         self._layout = layout
@@ -33,23 +34,23 @@ class Pages(PageAllocator):
 
     @as_engine_errors("moving content to the host")
     def to_host(self, item: Page | State) -> None:
-        """Move the content to pinned host memory, without waiting for the copy."""
+        """Move the content to pinned host memory; does not wait for the copy."""
         content = content_of(item)
         assert self.transfers is not None, "this device has no host tier"
         assert isinstance(content, Tensor), f"{type(item).__name__} of group {item.group.index} is not on the device"
-        self._move(item, self.transfers.to_host(content))
+        self._put(item, self.transfers.to_host(content))
 
     @as_engine_errors("moving content to the device")
     def to_device(self, item: Page | State) -> None:
-        """Move the content back to the device, without waiting for the copy."""
+        """Move the content back to the device; does not wait for the copy."""
         content = content_of(item)
         assert self.transfers is not None, "this device has no host tier"
         assert isinstance(content, Piece), f"{type(item).__name__} of group {item.group.index} is not on the host"
-        self._move(item, self.transfers.to_device(content, self._dtype(item.group)))
+        self._put(item, self.transfers.to_device(content, self._dtype(item.group)))
 
     @contextmanager
     def on_device(self, page: Page) -> Iterator[Tensor]:
-        """The rows of a page on the device, from either tier, for what is computed within the context."""
+        """The rows of a page on the device, from either tier, for computation within the context."""
         content = content_of(page)
         if isinstance(content, Piece):
             assert self.transfers is not None
@@ -62,20 +63,20 @@ class Pages(PageAllocator):
     def read_state(self, state: State, target: Tensor) -> None:
         """Copy a state, from either tier, to bytes on the device."""
         content = content_of(state)
+        assert content is not None, f"a state at {state.offset} without data"
+        self._copy_to(content, target)
+
+    def _copy_to(self, content: Content, target: Tensor) -> None:
+        """Copy content, from either tier, to bytes on the device."""
         if isinstance(content, Piece):
             assert self.transfers is not None
             self.transfers.copy_to(content, target)
         else:
-            assert content is not None, f"a state at {state.offset} without data"
             target.copy_(content)
 
-    def _tier_of(self, content: Content) -> Tier:
-        return Tier.HOST if isinstance(content, Piece) else Tier.DEVICE
-
-    def _move(self, item: Page | State, content: Content) -> None:
-        self.held_bytes += content.nbytes - item.nbytes
+    def _put(self, item: Page | State, content: Any) -> None:
         set_content(item, content)
-        item.tier, item.nbytes = self._tier_of(content), content.nbytes
+        self._count(item, content.nbytes, Tier.HOST if isinstance(content, Piece) else Tier.DEVICE)
 
     def _slice(self, page: Page, start: int, end: int) -> Content:
         rows = self._empty_like(page, end - start)
@@ -93,16 +94,12 @@ class Pages(PageAllocator):
         return rows
 
     def _to_bytes(self, content: Content) -> memoryview:
-        return self._bytes(content).numpy().data.toreadonly()
-
-    def _bytes(self, content: Content) -> Tensor:
-        """The content as bytes that the CPU can read now."""
         if isinstance(content, Piece):
             content.wait()
-            return content.memory
-        if self.transfers is not None:
-            return self.transfers.read(content)
-        return content.cpu().view(torch.uint8)
+            in_memory = content.memory
+        else:
+            in_memory = content.cpu().view(torch.uint8) if self.transfers is None else self.transfers.read(content)
+        return in_memory.numpy().data.toreadonly()
 
     @as_engine_errors("taking content in")
     def _from_bytes(self, group: Group, span: Range, data: Buffer, tier: Tier) -> Content:
@@ -113,7 +110,7 @@ class Pages(PageAllocator):
         return content.view(self._dtype(group)).to(self._device)
 
     def _empty_like(self, page: Page, num_rows: int) -> Content:
-        """Memory for that many rows, where the page lies."""
+        """Memory for that many rows, in the page's tier."""
         layout = self._layout.rows[page.group]
         if isinstance(page.rows, Piece):
             assert self.transfers is not None
@@ -124,7 +121,7 @@ class Pages(PageAllocator):
         return self._split(page.group, page.rows, page.end - page.start)
 
     def _split(self, group: Group, content: Content, num_rows: int) -> list[Tensor]:
-        """The planes of rows, to be read or written now: on the host, once the device has done with them."""
+        """The planes of rows, to be read or written now; on the host, waits for the device's copies."""
         layout = self._layout.rows[group]
         if isinstance(content, Piece):
             content.wait()

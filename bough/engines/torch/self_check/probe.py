@@ -1,10 +1,14 @@
 """Which groups a model has: one short forward with transformers' own cache, whose layers are read by exact type.
 
-A subclass of a known layer may behave in any way, so it counts as unknown, and the model runs without reuse.
+A subclass of a known layer may behave in any way, so it counts as unknown, and the model runs without reuse. Layouts are
+kept as small JSON files, so that a model is probed only once.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,11 +22,14 @@ from transformers.cache_utils import (
 )
 
 from bough.cache.tree.state import Group, Kind
+from bough.config import Settings
 from bough.engines.shared.shapes import LayerKind, RowKind, aligned, group_rows
-from bough.engines.torch.forward import Forward
-from bough.engines.torch.layout import Layout, RowLayout, StateLayout, StatePart
+from bough.engines.torch.forward import TorchForward
+from bough.engines.torch.layout import TorchLayout, TorchRowLayout, TorchStateLayout, TorchStatePart
+from bough.system.folders import write_private
 
 PROBE_TOKENS = 8
+_FORMAT = 1  # of layouts that are kept: raise it when the probe or the layout changes
 
 _FULL = {DynamicLayer, LinearAttentionAndFullAttentionLayer}
 _WINDOW = {DynamicSlidingWindowLayer, LinearAttentionAndSlidingWindowAttentionLayer}
@@ -31,7 +38,7 @@ _HOLDS_NOTHING = {cache_utils.DummyLayer} if hasattr(cache_utils, "DummyLayer") 
 _KNOWN = _FULL | _WINDOW | _RECURRENT | _HOLDS_NOTHING
 
 
-def probe(forward: Forward) -> Layout:
+def probe(forward: TorchForward) -> TorchLayout:
     """The groups of this model and the shapes of their state."""
     try:
         layers, vocab_size = _run(forward)
@@ -43,7 +50,7 @@ def probe(forward: Forward) -> Layout:
     return _layout(layers, vocab_size)
 
 
-def _run(forward: Forward) -> tuple[list[Any], int]:
+def _run(forward: TorchForward) -> tuple[list[Any], int]:
     cache = DynamicCache(config=forward.model.config)
     ids = forward.tensor_of(range(PROBE_TOKENS))
     positions = torch.arange(PROBE_TOKENS, device=forward.device)[None]
@@ -51,12 +58,12 @@ def _run(forward: Forward) -> tuple[list[Any], int]:
     return list(cache.layers), logits.shape[-1]
 
 
-def without_groups(reason: str, vocab_size: int = 0) -> Layout:
+def without_groups(reason: str, vocab_size: int = 0) -> TorchLayout:
     """The layout of a model whose state is not known, and why it is not."""
-    return Layout((), {}, {}, 0, vocab_size, unknown=reason)
+    return TorchLayout((), {}, {}, 0, vocab_size, unknown=reason)
 
 
-def _layout(layers: list[Any], vocab_size: int) -> Layout:
+def _layout(layers: list[Any], vocab_size: int) -> TorchLayout:
     rows = group_rows(map(_row_kind, layers), _row_layout)
     state = _state_layout(layers)
     states = {Group(len(rows), Kind.RECURRENT, state_bytes=state.nbytes): state} if state.parts else {}
@@ -64,7 +71,7 @@ def _layout(layers: list[Any], vocab_size: int) -> Layout:
         return without_groups("the model keeps no state in transformers' cache", vocab_size)
     kinds = tuple(map(_layer_kind, layers))
     empty = {i: _empty_class(layer) for i, layer in enumerate(layers) if kinds[i].is_empty}
-    return Layout((*rows, *states), rows, states, len(layers), vocab_size, kinds, empty)
+    return TorchLayout((*rows, *states), rows, states, len(layers), vocab_size, kinds, empty)
 
 
 def _empty_class(layer: Any) -> type[Any]:
@@ -80,12 +87,12 @@ def _row_kind(layer: Any) -> RowKind | None:
     return RowKind(kind, window, keys.shape[1], keys.shape[3], layer.values.shape[3], keys.dtype)
 
 
-def _row_layout(kind: RowKind, layers: tuple[int, ...]) -> RowLayout:
-    return RowLayout(layers, kind.heads, kind.key_dim, kind.value_dim, kind.dtype.itemsize, kind.dtype)
+def _row_layout(kind: RowKind, layers: tuple[int, ...]) -> TorchRowLayout:
+    return TorchRowLayout(layers, kind.heads, kind.key_dim, kind.value_dim, kind.dtype.itemsize, kind.dtype)
 
 
-def _state_layout(layers: list[Any]) -> StateLayout:
-    parts: list[StatePart] = []
+def _state_layout(layers: list[Any]) -> TorchStateLayout:
+    parts: list[TorchStatePart] = []
     num_states: dict[int, int] = {}
     marks: dict[int, tuple[bool, ...]] = {}
     nbytes = 0
@@ -93,14 +100,14 @@ def _state_layout(layers: list[Any]) -> StateLayout:
         if type(layer) not in _RECURRENT:
             continue
         for name, state_index, tensor in _tensors_of(layer):
-            part = StatePart(
+            part = TorchStatePart(
                 layer_index, tuple(tensor.shape), tensor.dtype.itemsize, nbytes, tensor.dtype, name, state_index
             )
             parts.append(part)
             nbytes += aligned(part.nbytes)
             num_states[layer_index] = len(layer.conv_states)
             marks[layer_index] = tuple(layer.has_previous_state.values())
-    return StateLayout(tuple(parts), num_states, marks, nbytes)
+    return TorchStateLayout(tuple(parts), num_states, marks, nbytes)
 
 
 def _tensors_of(layer: Any) -> list[tuple[str, int, torch.Tensor]]:
@@ -116,3 +123,57 @@ def _layer_kind(layer: Any) -> LayerKind:
     rows = _row_kind(layer)
     states = tuple((name, index) for name, index, _ in _tensors_of(layer)) if type(layer) in _RECURRENT else ()
     return LayerKind(rows.kind if rows else None, rows.window if rows else 0, states)
+
+
+def find_layout(settings: Settings, key: str, forward: TorchForward) -> TorchLayout:
+    """The layout kept under the key of the model's verdict, or the one that the probe finds now, which is then kept.
+
+    Only layouts in which every layer has rows and no state are kept: probing the others costs little of what loading them
+    does. A file that cannot be read, or holds something else, counts as absent.
+    """
+    file = settings.cache_folder / "layouts" / f"{key}.json"
+    layout = _read(file)
+    if layout is None:
+        layout = probe(forward)
+        if layout.groups and not layout.states and not layout.empty:
+            with contextlib.suppress(OSError):  # in a folder that cannot be written, the next load probes again
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_private(file, json.dumps(_describe(layout)))
+    return layout
+
+
+def _read(file: Path) -> TorchLayout | None:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return _make(found) if found["format"] == _FORMAT else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _describe(layout: TorchLayout) -> dict[str, Any]:
+    return {
+        "format": _FORMAT,
+        "groups": [
+            {
+                "kind": group.kind.value,
+                "window": group.window,
+                "layers": rows.layers,
+                "sizes": [rows.heads, rows.key_dim, rows.value_dim, rows.itemsize],
+                "dtype": str(rows.dtype).removeprefix("torch."),
+            }
+            for group, rows in layout.rows.items()
+        ],
+        "layers": [[each.rows.value if each.rows else None, each.window] for each in layout.kinds],
+        "vocab_size": layout.vocab_size,
+    }
+
+
+def _make(found: dict[str, Any]) -> TorchLayout:
+    """The layout of a description. Raises KeyError, TypeError, ValueError or AttributeError if it is none."""
+    rows: dict[Group, TorchRowLayout] = {}
+    for index, each in enumerate(found["groups"]):
+        heads, key_dim, value_dim, itemsize = each["sizes"]
+        shape = TorchRowLayout(tuple(each["layers"]), heads, key_dim, value_dim, itemsize, getattr(torch, each["dtype"]))
+        rows[Group(index, Kind(each["kind"]), bytes_per_token=shape.row_bytes, window=each["window"])] = shape
+    kinds = tuple(LayerKind(Kind(kind) if kind else None, window) for kind, window in found["layers"])
+    return TorchLayout(tuple(rows), rows, {}, len(kinds), found["vocab_size"], kinds)

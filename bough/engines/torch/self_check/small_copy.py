@@ -1,4 +1,6 @@
-"""A small random copy of a model: the same code paths in float32, at a size where windows and chunks are soon passed.
+"""Smaller models with a model's code: a small random copy, and the model cut to its first layers.
+
+The copy has the same code paths in float32, at a size where windows and chunks are soon passed.
 
 A short prompt on real weights never fills a window of thousands of rows, and rounding in bfloat16 hides small mistakes. The
 copy has the first layers of each kind, a window of a few rows, and weights large enough that every layer is heard in the
@@ -8,17 +10,22 @@ logits.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import NoneType
 from typing import Any
 
 import torch
 
 from bough.engines.self_check.check import COPY_GAIN, COPY_SEED, COPY_WINDOW
 from bough.engines.shared.shapes import LayerKind
+from bough.engines.torch.cpu.packing import packed_weights
 from bough.engines.torch.device import device_of, is_out_of_memory
 
 _MOST_PARAMETERS = 300_000_000  # or a tenth of the model's own
 _WINDOW_NAMES = ("sliding_window", "attention_chunk_size", "attention_window_size")
+_FEWEST_LAYERS = 8  # code may depend on a layer's number: it does so in cycles of up to six layers
+_PLAIN = (bool, int, float, str, NoneType)
 _SMALLER = {
     "vocab_size": 512,
     "vocab_size_per_layer_input": 512,
@@ -47,6 +54,36 @@ def make_small_copy(model: Any, kinds: Sequence[LayerKind]) -> Any | None:
         return None
 
 
+@contextmanager
+def first_layers(model: Any) -> Iterator[None]:
+    """Inside, the decoder named `model` has only its first layers: enough to have every kind of layer in the model.
+
+    The configuration is cut in place as well, because attention modules refer to it.
+    """
+    text, layers = model.config.get_text_config(decoder=True), model.model.layers
+    kinds = [_kind_of(layer) for layer in layers]
+    num_layers = max(_FEWEST_LAYERS, 1 + max(kinds.index(kind) for kind in kinds))
+    before = _cut_layers(text, len(layers), min(num_layers, len(layers)))
+    model.model.layers = layers[:num_layers]
+    try:
+        yield
+    finally:
+        model.model.layers = layers
+        for name, value in before.items():
+            setattr(text, name, value)
+
+
+def _kind_of(layer: Any) -> tuple[Any, ...]:
+    """Everything that may make a layer compute something else than another one, except the values of its weights."""
+    types = [each.matrix.type for each in packed_weights(layer)]
+    modules = [(name, type(module), *_plain_attributes(module)) for name, module in layer.named_modules()]
+    return *types, *modules
+
+
+def _plain_attributes(module: Any) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in vars(module).items() if name != "layer_idx" and isinstance(value, _PLAIN)]
+
+
 def _small_config(config: Any, kinds: Sequence[LayerKind]) -> Any:
     config = copy.deepcopy(config)
     text = config.get_text_config(decoder=True)
@@ -70,11 +107,18 @@ def _small_config(config: Any, kinds: Sequence[LayerKind]) -> Any:
     return config
 
 
-def _cut_layers(text: Any, num_before: int, num_after: int) -> None:
-    """Keep the first layers: cut lists with one entry for each layer, and filter lists of layer numbers."""
-    for name, value in list(vars(text).items()):
+def _cut_layers(text: Any, num_before: int, num_after: int) -> dict[str, Any]:
+    """Keep the first layers: cut lists with one entry for each layer, and filter lists of layer numbers.
+
+    Returns what has changed, by name, as it was.
+    """
+    changed: dict[str, Any] = {"num_hidden_layers": num_after}
+    for name, value in vars(text).items():
         if isinstance(value, list) and len(value) == num_before:
-            setattr(text, name, value[:num_after])
+            changed[name] = value[:num_after]
         elif isinstance(value, list) and name.endswith(("layer_indices", "layer_ids", "layer_idx")):
-            setattr(text, name, [index for index in value if index < num_after])
-    text.num_hidden_layers = num_after
+            changed[name] = [index for index in value if index < num_after]
+    before = {name: getattr(text, name) for name in changed}
+    for name, value in changed.items():
+        setattr(text, name, value)
+    return before

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -17,16 +17,15 @@ from fastapi.responses import JSONResponse, Response
 
 from bough.server.apis.anthropic.wire import CountRequest, MessagesRequest, to_ask
 from bough.server.http.errors import HttpError, to_http_error
+from bough.server.http.json_routes import SaltOf, ServiceOf, read_ask, route_class
 from bough.server.http.logs import current_trace
-from bough.server.http.streaming import EVENT_STREAM, AnswerStream, cancel_on_disconnect, sse, sse_comment, to_json
-from bough.server.http.wire import SaltOf, ServiceOf, route_class
+from bough.server.http.streaming import Pieces, answer_ask, cancel_on_disconnect, progress_comment, sse, to_json
 from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Answered, Ask, Delta, Finished, Progress
+from bough.server.serving.ask import Answered, Ask, Delta, Finished, PromptProgress
 from bough.server.serving.service import Service
 from bough.types import ToolCall, Usage
 
 _KINDS = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -56,45 +55,39 @@ router = APIRouter(route_class=route_class(format_error), tags=["Anthropic"])
 @router.post("/v1/messages")
 async def create_message(body: MessagesRequest, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
     """Answer a conversation."""
-    ask = await _ask_of(body, service, salt)
-    if not body.stream:
-        answered = await cancel_on_disconnect(request, service.complete(ask))
-        return JSONResponse(write_whole(answered, body))
-    answer = await cancel_on_disconnect(request, service.open(ask))
-    return AnswerStream(answer, write_events(answer, body), EVENT_STREAM)
+    return await answer_ask(request, service, await _ask_of(body, request, service, salt), body, write_whole, write_events)
 
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountRequest, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
     """Count the tokens of a prompt, without answering it."""
-    count = await cancel_on_disconnect(request, service.count_tokens(await _ask_of(body, service, salt)))
+    count = await cancel_on_disconnect(request, service.count_tokens(await _ask_of(body, request, service, salt)))
     return JSONResponse({"input_tokens": count})
 
 
-async def _ask_of(body: CountRequest, service: Service, salt: str) -> Ask:
+async def _ask_of(body: CountRequest, request: Request, service: Service, salt: str) -> Ask:
     """The ask of a body. Thinking is asked only of models that support it: others would refuse the request."""
-    if not body.shows_thinking:
-        return await asyncio.to_thread(to_ask, body, salt, think=False)
-    entry = await asyncio.to_thread(service.catalog.find, body.model)
-    thinks = True if "thinking" in entry.capabilities else None
-    return await asyncio.to_thread(to_ask, body, salt, think=thinks)
+    think: bool | None = False
+    if body.shows_thinking:
+        entry = await asyncio.to_thread(service.catalog.find, body.model)
+        think = True if "thinking" in entry.capabilities else None
+    return await read_ask(request, to_ask, body, salt, think=think)
 
 
 def write_whole(answered: Answered, body: MessagesRequest) -> Json:
-    """The whole answer as one message."""
-    finished = answered.choices[0]
-    return _write_message(
-        body.model,
-        write_usage(finished.completion.usage),
-        content=list(_write_blocks(finished, body.shows_thinking)),
-        **_write_end(finished),
-    )
+    """The whole answer as one message. An empty answer has one empty text, which clients expect."""
+    finished, content = answered.choices[0], []
+    if finished.thinking and body.shows_thinking:
+        content.append({"type": "thinking", "thinking": finished.thinking, "signature": ""})
+    if finished.text or not finished.tool_calls:
+        content.append({"type": "text", "text": finished.text})
+    content += [_write_call(call, call.arguments) for call in finished.tool_calls]
+    return _write_message(body.model, write_usage(finished.completion.usage), content=content, **_write_end(finished))
 
 
 def _write_message(model: str, usage: Json, **more: Any) -> Json:
-    empty: Json = {"content": [], "stop_reason": None, "stop_sequence": None}
     head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": model}
-    return {**head, **empty, **more, "usage": usage}
+    return {**head, "content": [], "stop_reason": None, "stop_sequence": None, **more, "usage": usage}
 
 
 def write_usage(usage: Usage) -> Json:
@@ -105,16 +98,6 @@ def write_usage(usage: Usage) -> Json:
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
     }
-
-
-def _write_blocks(finished: Finished, shows_thinking: bool) -> Iterator[Json]:
-    """The content. An empty answer has one empty text, which clients expect."""
-    if finished.thinking and shows_thinking:
-        yield {"type": "thinking", "thinking": finished.thinking, "signature": ""}
-    if finished.text or not finished.tool_calls:
-        yield {"type": "text", "text": finished.text}
-    for call in finished.tool_calls:
-        yield _write_call(call, call.arguments)
 
 
 def _write_call(call: ToolCall, arguments: Json) -> Json:
@@ -132,15 +115,14 @@ def _write_end(finished: Finished) -> Json:
     return {"stop_reason": _REASONS[finished.finish_reason], "stop_sequence": None, **more}
 
 
-async def write_events(answer: Answer, body: MessagesRequest) -> AsyncIterator[str]:
-    """The answer as server-sent events, in the order in which its pieces come."""
+async def write_events(answer: Answer, body: MessagesRequest) -> Pieces:
     stream = MessageStream(shows_thinking=body.shows_thinking)
     yield _event("message_start", message=_write_message(body.model, write_usage(answer.started.usage)))
     try:
         async for event in answer:
-            if isinstance(event, Progress):
-                if event.done_tokens < event.total_tokens:  # at the end of the prompt the answer itself begins
-                    yield sse_comment(f"prefill {event.done_tokens}/{event.total_tokens}")
+            if isinstance(event, PromptProgress):
+                if comment := progress_comment(event):
+                    yield comment
             else:
                 for piece in stream.add(event) if isinstance(event, Delta) else stream.finish(event):
                     yield piece
@@ -149,11 +131,9 @@ async def write_events(answer: Answer, body: MessagesRequest) -> AsyncIterator[s
 
 
 class MessageStream:
-    """Writes the content of one streamed message: which block is open, and how many there were."""
-
     def __init__(self, *, shows_thinking: bool) -> None:
         self._shows_thinking = shows_thinking
-        self._open: str | None = None
+        self._open: str | None = None  # the type of the open block
         self._num_blocks = 0
 
     def add(self, delta: Delta) -> Iterator[str]:
@@ -191,7 +171,6 @@ class MessageStream:
         return _event("content_block_delta", index=self._num_blocks - 1, delta=delta)
 
     def _leave(self) -> Iterator[str]:
-        """Stop the block that is open, if one is; thinking ends with an empty signature."""
         if self._open == "thinking":
             yield self._fill({"type": "signature_delta", "signature": ""})
         if self._open is not None:

@@ -12,16 +12,17 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client.exposition import choose_encoder
 
-from bough.server.http.wire import ServiceOf
+from bough.server.http.json_routes import ServiceOf
 from bough.server.serving.service import Service
 from bough.system.announcement import PROOF_PATH, Announcement
 
 router = APIRouter()
 
+Challenge = Annotated[str, Query(min_length=16, max_length=128)]
+
 
 @router.api_route("/health/live", methods=["GET", "HEAD"], include_in_schema=False)
 async def read_live() -> JSONResponse:
-    """The process answers."""
     return JSONResponse({"status": "ok"})
 
 
@@ -30,16 +31,19 @@ async def read_live() -> JSONResponse:
 async def read_health(request: Request, service: ServiceOf) -> JSONResponse:
     """Whether requests are taken now (200) or not (503). Known clients also see the models and the checks of the cache."""
     status = status_of(request.app.state, service)
-    details = _describe_models(service) if getattr(request.state, "is_known", False) else {}
     headers = {"Cache-Control": "no-store"} | ({} if status == "ok" else {"Retry-After": "5"})
-    body = {"status": status, "disk": service.disk_state} | details
+    body: dict[str, Any] = {"status": status, "disk": service.disk_state}
+    if getattr(request.state, "is_known", False):
+        body |= {"model": service.settings.model, "models": service.loaded_names}
+        body |= {"disk_problem": service.disk_problem} if service.disk_problem else {}
+        if service.settings.verify_cache:
+            checks = service.count_checks()
+            body |= {"verified": checks.num_verified, "different": checks.num_different, "alarm": checks.num_different > 0}
     return JSONResponse(body, 200 if status == "ok" else 503, headers)
 
 
 @router.get(PROOF_PATH, include_in_schema=False)
-async def prove_announcement(
-    request: Request, challenge: Annotated[str, Query(min_length=16, max_length=128)]
-) -> JSONResponse:
+async def prove_announcement(request: Request, challenge: Challenge) -> JSONResponse:
     """Prove to a command on this machine that `server.json` is this server's; 404 if it has not written it."""
     announcement: Announcement | None = getattr(request.app.state, "announcement", None)
     if announcement is None:
@@ -56,17 +60,6 @@ def status_of(state: Any, service: Service) -> str:
     if not service.has_replicas:
         return "no replica"
     return "stuck" if service.is_stuck else "ok"
-
-
-def _describe_models(service: Service) -> dict[str, Any]:
-    about: dict[str, Any] = {"model": service.settings.model, "models": service.loaded_names}
-    if service.disk_problem:
-        about["disk_problem"] = service.disk_problem
-    if not service.settings.verify_cache:
-        return about
-    checks = service.count_checks()
-    found = {"verified": checks.num_verified, "different": checks.num_different}
-    return about | found | {"alarm": checks.num_different > 0}
 
 
 @router.get("/metrics", response_class=Response)

@@ -1,7 +1,8 @@
-"""The page: a chat, and the tree at work. Browsers get it at `/`; others get the text that Ollama's clients look for.
+"""The pages for browsers, which need no key: they are the same on every server.
 
-Its files are shipped with Bough and need no key: they are the same on every server. They load nothing from other hosts, and
-a strict Content-Security-Policy forbids it.
+At `/` there is a chat and the tree at work; other clients get the text that Ollama's look for. The page loads nothing from
+other hosts, and a strict Content-Security-Policy forbids it. `/docs` shows every route, to read and to try, drawn by
+Swagger UI from the files of the package fastapi-offline, so that it works without the internet.
 """
 
 from __future__ import annotations
@@ -9,11 +10,16 @@ from __future__ import annotations
 import os
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
-from fastapi import APIRouter, Request
-from fastapi.responses import FileResponse, PlainTextResponse, Response
+import fastapi_offline
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
+
+from bough.server.http.security import DOCS_PATH, SCHEMA_PATH
 
 FOLDER = Path(__file__).parents[2] / "web"
 
@@ -25,9 +31,12 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-cache",
 }
-
+# The operating system's table may have other types, and a browser would then refuse the file.
 _MEDIA_TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
-"""Said here, because the operating system's table may say something else, and a browser would then refuse the file."""
+
+_DOCS_FOLDER = Path(fastapi_offline.__file__).parent / "static"
+_SCRIPT, _STYLE = "swagger-ui-bundle.js", "swagger-ui.css"
+_DOCS_TYPES = {_SCRIPT: "text/javascript", _STYLE: "text/css"}
 
 router = APIRouter()
 
@@ -41,7 +50,7 @@ async def greet(request: Request) -> Response:
     return PlainTextResponse("Ollama is running", headers={"Vary": "Accept"})
 
 
-class PageFiles(StaticFiles):
+class WebFiles(StaticFiles):
     """The files of the page, each with the headers that bind a browser."""
 
     def file_response(
@@ -53,3 +62,36 @@ class PageFiles(StaticFiles):
         if media_type is not None and response.status_code == 200:
             response.headers["Content-Type"] = media_type
         return response
+
+
+@router.get(DOCS_PATH, include_in_schema=False)
+async def read_docs() -> HTMLResponse:
+    """The page on the routes. Its addresses are relative, so that it also works below another path."""
+    name = DOCS_PATH.removeprefix("/")
+    return get_swagger_ui_html(
+        openapi_url=SCHEMA_PATH.removeprefix("/"),
+        title="Bough",
+        swagger_js_url=f"{name}/{_SCRIPT}",
+        swagger_css_url=f"{name}/{_STYLE}",
+        swagger_favicon_url="data:,",  # none
+    )
+
+
+@router.get(f"{DOCS_PATH}/{_SCRIPT}", include_in_schema=False)
+@router.get(f"{DOCS_PATH}/{_STYLE}", include_in_schema=False)
+async def read_docs_file(request: Request) -> Response:
+    name = _STYLE if request.url.path.endswith(_STYLE) else _SCRIPT
+    return FileResponse(_DOCS_FOLDER / name, media_type=_DOCS_TYPES[name])
+
+
+def ask_for_key(app: FastAPI) -> None:
+    """Say in the schema that every route needs a key, so that the page asks for one."""
+    make_schema = app.openapi
+
+    def make_schema_with_key() -> dict[str, Any]:
+        schema = make_schema()
+        schema.setdefault("components", {})["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        schema["security"] = [{"key": []}]
+        return schema
+
+    app.openapi = make_schema_with_key  # type: ignore[method-assign]

@@ -1,7 +1,7 @@
 """Text to token ids and back over HTTP, as llama.cpp and vLLM have it.
 
 Both call it /tokenize and /detokenize with other fields. Here one route takes either body, and answers with the fields of
-both. llama.cpp's `content` has no start token unless asked for; vLLM's `prompt` has one unless told otherwise.
+both. llama.cpp's `content` has no start token unless asked for; vLLM's `prompt` has one unless refused.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from bough.errors import RequestError
+from bough.server.apis.ollama.wire import Messages, Tools
 from bough.server.http.bounds import FAIL_FAST, MAX_IDS, SHORT_NAME, at_most
 from bough.server.http.errors import format_plain_error
-from bough.server.http.messages import Messages, Tools
+from bough.server.http.json_routes import ServiceOf, Wire, route_class
 from bough.server.http.streaming import cancel_on_disconnect
-from bough.server.http.wire import ServiceOf, Wire, route_class
 from bough.server.serving.ask import Ask
-from bough.server.serving.tokens import TokenOptions, Tokens
+from bough.server.serving.tokens import TokenizedText, TokenOptions
 
 router = APIRouter(route_class=route_class(format_plain_error), tags=["tokens"])
 
@@ -45,7 +45,7 @@ class TokenizeRequest(Wire):
     return_token_strs: bool = False
 
     def to_ask(self) -> Ask:
-        """What to tokenize. Raises RequestError unless there is exactly one of content, prompt and messages."""
+        """The text or messages. Raises RequestError unless there is exactly one of content, prompt and messages."""
         if sum(each is not None for each in (self.content, self.prompt, self.messages)) != 1:
             raise RequestError("give one of content, prompt and messages")
         if self.messages is None:
@@ -55,7 +55,7 @@ class TokenizeRequest(Wire):
         return Ask(self.model or "", messages=[message.to_message() for message in self.messages], tools=self.tools or ())
 
     def options(self) -> TokenOptions:
-        """How to tokenize it, with the defaults of whose body it is."""
+        """How to tokenize it, with the defaults of llama.cpp or of vLLM."""
         return TokenOptions(
             has_start=self.add_special if self.content is not None else self.add_special_tokens is not False,
             has_special=self.parse_special,
@@ -78,15 +78,12 @@ async def tokenize(body: TokenizeRequest, request: Request, service: ServiceOf) 
     return await asyncio.to_thread(lambda: JSONResponse(write_tokens(tokens, body)))
 
 
-def write_tokens(tokens: Tokens, body: TokenizeRequest) -> dict[str, Any]:
-    """The answer for clients of llama.cpp and of vLLM."""
+def write_tokens(tokens: TokenizedText, body: TokenizeRequest) -> dict[str, Any]:
     ids: list[Any] = list(tokens.ids)
-    strings = None
     if body.with_pieces:
         pairs = zip(tokens.ids, tokens.pieces, strict=True)
         ids = [{"id": token_id, "piece": _write_piece(piece)} for token_id, piece in pairs]
-    if body.return_token_strs:
-        strings = [piece.decode("utf-8", "replace") for piece in tokens.pieces]
+    strings = [piece.decode("utf-8", "replace") for piece in tokens.pieces] if body.return_token_strs else None
     return {"tokens": ids, "count": len(ids), "max_model_len": tokens.context_tokens, "token_strs": strings}
 
 

@@ -1,4 +1,4 @@
-"""Bodies of Ollama's API: options, durations, and how they become an ask.
+"""Bodies of Ollama's API: messages, tools, options and durations, and how they become an ask. Bough's API takes them, too.
 
 Always true of a body that was read: known options have the right type and fit in 64 bits, unknown ones were ignored; null
 is the same as absent; `keep_alive` is a number of seconds, infinite for one that was negative; nothing is larger than
@@ -10,29 +10,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from bough.errors import RequestError
 from bough.models.defaults import unset_names
-from bough.server.apis.ollama.format import close_objects
-from bough.server.http.bounds import (
-    FAIL_FAST,
-    FEW_STOPS,
-    MAX_DURATION_CHARACTERS,
-    MAX_IDS,
-    SHORT_NAME,
-    SHORT_STOP,
-    at_most,
-    no_longer_than,
-    show,
-)
-from bough.server.http.messages import Images, Messages, Name, Tools, check_schema_size
-from bough.server.http.wire import Wire
+from bough.sampling_params import PARAMETERS, TYPES, SamplingParams
+from bough.server.http import bounds
+from bough.server.http.json_routes import Wire, with_fields
 from bough.server.serving.ask import Ask
-from bough.types import TO_THE_END, SamplingParams
+from bough.server.serving.catalog.overlay import sampling_of
+from bough.server.serving.embedding import EmbedAsk
+from bough.types import Message
 
 MAX_TOP_LOGPROBS = 20
 DEFAULTS: Mapping[str, int | float] = {
@@ -42,17 +34,19 @@ DEFAULTS: Mapping[str, int | float] = {
     "repeat_penalty": 1.1,
     "repeat_last_n": 64,
 }
-_LEAST_TOP_P = 1e-9  # keeps only the likeliest token
 _LONGEST_S = (2**63 - 1) / 1e9  # what a Go duration can hold
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 _DURATION = re.compile(rf"([-+]?)((?:{_PART.pattern})+|0)")
+_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+_SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SCHEMAS = ("items", "additionalProperties")
+_OTHERS = ("additionalProperties", "unevaluatedProperties", "patternProperties")  # about properties without a name
+_BESIDE = ("$ref", "anyOf", "oneOf", "allOf", "if", "dependentSchemas")  # may name more properties of the same object
 _DEPTHS_OF_THOUGHT = ("low", "medium", "high", "max")
-_ANY_SEED = -1
 
 
 def write_time(moment: datetime) -> str:
-    """A time in the format of RFC 3339, in UTC and with fractions of a second."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
@@ -65,20 +59,18 @@ def parse_keep_alive(value: Any) -> float | None:
     """Seconds of a number or of a Go duration such as "1h30m"; negative ones are infinite. Raises ValueError for others."""
     if value is None:
         return None
-    seconds = _parse_duration(value) if isinstance(value, str) else value
+    seconds = value
+    if isinstance(value, str):
+        found = _DURATION.fullmatch(value)
+        if found is None:
+            raise ValueError(f"{value[:40]!r} is no duration: give one such as '5m', '1h30m' or '300ms'")
+        seconds = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(found[2]))
+        if seconds > _LONGEST_S:
+            raise ValueError(f"{value[:40]!r} is longer than {_LONGEST_S:.0f} seconds")
+        seconds = -seconds if found[1] == "-" else seconds
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds != seconds:
-        raise ValueError(f"{show(value)} is no time: give seconds, or a duration such as '5m'")
+        raise ValueError(f"{bounds.show(value)} is no time: give seconds, or a duration such as '5m'")
     return math.inf if seconds < 0 or seconds > _LONGEST_S else float(seconds)
-
-
-def _parse_duration(text: str) -> float:
-    found = _DURATION.fullmatch(text)
-    if found is None:
-        raise ValueError(f"{text[:40]!r} is no duration: give one such as '5m', '1h30m' or '300ms'")
-    seconds = sum(float(number) * _UNITS_S[unit] for number, unit in _PART.findall(found[2]))
-    if seconds > _LONGEST_S:
-        raise ValueError(f"{text[:40]!r} is longer than {_LONGEST_S:.0f} seconds")
-    return -seconds if found[1] == "-" else seconds
 
 
 def _to_whole(value: Any) -> Any:
@@ -98,25 +90,82 @@ def _to_thought(value: Any) -> Any:
         return True
     if value is None or isinstance(value, bool):
         return value
-    raise ValueError(f"{show(value)} must be true, false, 'low', 'medium', 'high' or 'max'")
+    raise ValueError(f"{bounds.show(value)} must be true, false, 'low', 'medium', 'high' or 'max'")
+
+
+def _check_schema(schema: dict[str, Any]) -> None:
+    if excess := bounds.describe_excess(schema, bounds.MAX_SCHEMA_VALUES, bounds.MAX_SCHEMA_CHARACTERS):
+        raise ValueError(f"the JSON schema {excess}")
 
 
 def _to_format(value: Any) -> Any:
     if value is None or value == "":
         return None
     if isinstance(value, dict):
-        check_schema_size(value)
+        _check_schema(value)
         return close_objects(value)
     if value == "json":
         return value
-    raise ValueError(f"{show(value)} must be 'json' or a JSON schema object")
+    raise ValueError(f"{bounds.show(value)} must be 'json' or a JSON schema object")
+
+
+def close_objects(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with its objects closed: they have only the properties that it names, unless it says otherwise.
+
+    JSON Schema itself allows more, and most schemas that clients make of classes do not forbid it: a weak model would go on
+    with properties of its own until its budget ends. A schema that names one object's properties in several places stays
+    as it is.
+    """
+    with suppress(_SeveralPlaces):
+        schema = _close(schema)
+    return schema
+
+
+class _SeveralPlaces(Exception):
+    pass
+
+
+def _close(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    all_of = schema.get("allOf")
+    is_composed = isinstance(all_of, list) and len(all_of) > 1
+    if is_composed or ("properties" in schema and any(each in schema for each in _BESIDE)):
+        raise _SeveralPlaces
+    closed = dict(schema)
+    for key, value in schema.items():
+        if key in _SCHEMAS_BY_NAME and isinstance(value, dict):
+            closed[key] = {name: _close(each) for name, each in value.items()}
+        elif key in _SCHEMA_LISTS and isinstance(value, list):
+            closed[key] = [_close(each) for each in value]
+        elif key in _SCHEMAS and isinstance(value, dict):
+            closed[key] = _close(value)
+    return {"type": "object", **closed, "additionalProperties": False} if _is_open(schema) else closed
+
+
+def _is_open(schema: Mapping[str, Any]) -> bool:
+    """Whether this is an object that names its properties, all required ones too, and does not mention others."""
+    named, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(named, dict) or not isinstance(required, list) or any(each in schema for each in _OTHERS):
+        return False
+    return all(each in named for each in required if isinstance(each, str))
+
+
+def _check_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    function = tool.get("function")
+    if tool.get("type") not in (None, "function") or not isinstance(function, dict):
+        raise ValueError("a tool has type 'function' and an object `function`")
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise ValueError("a tool's function has no name")
+    if not isinstance(function.get("parameters"), dict | None):
+        raise ValueError(f"the parameters of {function['name'][:40]!r} must be a JSON schema object")
+    _check_schema(function.get("parameters") or {})
+    return {**tool, "type": "function"}
 
 
 def _to_ids(value: Any) -> Any:
     """Convert all ids in one pass: a validator per id would block the event loop for a second at a million ids."""
-    if isinstance(value, list) and float in set(map(type, value)):
-        return [_to_whole(each) for each in value]
-    return value
+    return [_to_whole(each) for each in value] if isinstance(value, list) and float in set(map(type, value)) else value
 
 
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63), BeforeValidator(_to_whole)]
@@ -125,29 +174,89 @@ Real = Annotated[float, Field(allow_inf_nan=False)]
 KeepAlive = Annotated[
     float | None,
     BeforeValidator(parse_keep_alive, json_schema_input_type=float | str | None),
-    no_longer_than(MAX_DURATION_CHARACTERS),
+    bounds.no_longer_than(bounds.MAX_DURATION_CHARACTERS),
 ]
 Thought = Annotated[bool | None, BeforeValidator(_to_thought, json_schema_input_type=bool | str | None)]
 Format = Annotated[str | dict[str, Any] | None, BeforeValidator(_to_format)]
-Ids = Annotated[list[Annotated[int, Field(ge=-(2**63), lt=2**63)]], FAIL_FAST, BeforeValidator(_to_ids), at_most(MAX_IDS)]
-Stops = Annotated[list[Annotated[str, SHORT_STOP]], FAIL_FAST, FEW_STOPS]
+Ids = Annotated[
+    list[Annotated[int, Field(ge=-(2**63), lt=2**63)]],
+    bounds.FAIL_FAST,
+    BeforeValidator(_to_ids),
+    bounds.at_most(bounds.MAX_IDS),
+]
+Stops = Annotated[list[Annotated[str, bounds.SHORT_STOP]], bounds.FAIL_FAST, bounds.FEW_STOPS]
+Role = Annotated[
+    Literal["system", "developer", "user", "assistant", "tool"],
+    BeforeValidator(lambda value: value.lower() if isinstance(value, str) else value),
+]
+Tools = Annotated[
+    list[Annotated[dict[str, Any], AfterValidator(_check_tool)]],
+    bounds.FAIL_FAST,
+    bounds.SMALL_TOOLS,
+    bounds.at_most(bounds.MAX_TOOLS),
+]
+Name = Annotated[str, Field(min_length=1), bounds.SHORT_NAME]
+Images = Annotated[list[Any], bounds.at_most(bounds.MAX_IMAGES)]
+_KINDS: Mapping[str, Any] = {
+    "int": Whole,
+    "int | None": Whole,
+    "float": Real,
+    "tuple[str, ...]": Annotated[Stops | None, BeforeValidator(to_list, json_schema_input_type=list[str] | str | None)],
+}
 
 
+class FunctionCall(Wire):
+    """The name of a tool and its arguments, as an object."""
+
+    name: Name
+    arguments: dict[str, Any] | None = None
+
+
+class MessageToolCall(Wire):
+    """A call that an earlier answer made."""
+
+    id: str | None = None
+    function: FunctionCall
+
+    def to_message(self) -> dict[str, Any]:
+        function = {"name": self.function.name, "arguments": self.function.arguments or {}}
+        return {**({"id": self.id} if self.id else {}), "type": "function", "function": function}
+
+
+class ChatMessage(Wire):
+    """One message of a conversation."""
+
+    role: Role
+    content: str | None = None
+    thinking: str | None = None
+    images: Images | None = None
+    tool_calls: Annotated[list[MessageToolCall], bounds.FAIL_FAST, bounds.at_most(bounds.MAX_TOOL_CALLS)] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+    def to_message(self) -> Message:
+        """The message as chat templates take it."""
+        optional = {
+            "reasoning_content": self.thinking,
+            "tool_calls": [each.to_message() for each in self.tool_calls or ()],
+            "name": self.tool_name,
+            "tool_call_id": self.tool_call_id,
+        }
+        given = {name: value for name, value in optional.items() if value}
+        return {"role": self.role, "content": self.content or "", **given}
+
+
+Messages = Annotated[list[ChatMessage], bounds.FAIL_FAST, bounds.at_most(bounds.MAX_MESSAGES)]
+
+
+@with_fields({each.ollama: _KINDS[TYPES[name]] for name, each in PARAMETERS.items() if each.ollama})
 class Options(Wire):
-    """Sampling and other options. Those after the blank line are for Ollama's own engine, and are ignored here."""
+    """The parameters of sampling that Ollama has a name for, and other options.
 
-    temperature: Real | None = None
-    top_k: Whole | None = None
-    top_p: Real | None = None
-    min_p: Real | None = None
-    seed: Whole | None = None
-    num_predict: Whole | None = None
+    Those after the blank line are for Ollama's own engine, and are ignored here.
+    """
+
     num_ctx: Whole | None = None
-    stop: Annotated[Stops | None, BeforeValidator(to_list, json_schema_input_type=list[str] | str | None)] = None
-    repeat_penalty: Real | None = None
-    repeat_last_n: Whole | None = None
-    presence_penalty: Real | None = None
-    frequency_penalty: Real | None = None
 
     typical_p: Real | None = None
     num_keep: Whole | None = None
@@ -156,21 +265,6 @@ class Options(Wire):
     main_gpu: Whole | None = None
     num_thread: Whole | None = None
     use_mmap: bool | None = None
-
-    def sampling(self) -> dict[str, Any]:
-        """The values for `SamplingParams`, with Ollama's defaults and its handling of numbers out of range.
-
-        A `num_predict` below 0 means as many tokens as the context has room for.
-        """
-        values = {**DEFAULTS, **self.given()}
-        values["top_k"] = max(0, values["top_k"])
-        values["top_p"] = min(1.0, max(_LEAST_TOP_P, values["top_p"]))
-        values["seed"] = None if self.seed == _ANY_SEED else self.seed
-        return {**values, "max_tokens": None if self.num_predict is None else max(TO_THE_END, self.num_predict)}
-
-    def given(self) -> dict[str, Any]:
-        """The options that are parameters of sampling, and were given."""
-        return self.model_dump(exclude_none=True, include=set(SamplingParams.__dataclass_fields__))
 
 
 class AnswerRequest(Wire):
@@ -191,25 +285,17 @@ class AnswerRequest(Wire):
     def streams(self) -> bool:
         return self.stream is not False
 
-    @property
-    def unloads(self) -> bool:
-        """Whether a request without a prompt unloads the model instead of loading it."""
-        return self.keep_alive == 0
-
-    def params(self) -> SamplingParams:
-        """How to answer. Raises RequestError, with its value, for an option that is out of range."""
-        logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        return SamplingParams(format=self.format, logprobs=logprobs, **(self.options or Options()).sampling())
-
     def to_ask(self, salt: str) -> Ask:
-        """The request so far: messages, text or ids are for the endpoint to fill in."""
+        """The ask without its prompt. Raises RequestError, with its value, for an option that is out of range."""
         context_tokens = self.options.num_ctx if self.options else None
         if context_tokens is not None and context_tokens < 1:
             raise RequestError(f"num_ctx is {context_tokens}, and must be at least 1")
+        given = sampling_of(self.options.model_dump(exclude_none=True) if self.options else {})
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return Ask(
             self.model,
-            params=self.params(),
-            unset=unset_names(self.options.given() if self.options else ()),
+            params=SamplingParams(format=self.format, logprobs=logprobs, **{**DEFAULTS, **given}),
+            unset=unset_names(given),
             think=self.think,
             context_tokens=context_tokens,
             truncates=self.truncate is not False,
@@ -222,14 +308,14 @@ class AnswerRequest(Wire):
             raise RequestError(f"{where} has {len(images)} images, and {self.model} does not support images")
 
 
-class ChatRequest(AnswerRequest):
+class OllamaChatRequest(AnswerRequest):
     """The body of /api/chat. Without messages it loads or unloads the model."""
 
     messages: Messages | None = None
     tools: Tools | None = None
 
 
-class GenerateRequest(AnswerRequest):
+class OllamaGenerateRequest(AnswerRequest):
     """The body of /api/generate. Without a prompt it loads or unloads the model."""
 
     prompt: str | None = None
@@ -247,17 +333,16 @@ class GenerateRequest(AnswerRequest):
         if self.suffix and (self.raw or self.system or self.context):
             raise RequestError("suffix does not go together with raw mode, system, or context")
         if self.template:
-            raise RequestError(
-                f"{self.model} uses its own template: to use another, send the text of a whole prompt as raw"
-            )
+            advice = "to use another, send the text of a whole prompt as raw"
+            raise RequestError(f"{self.model} uses its own template: {advice}")
         self.refuse_images(self.images, "the request")
 
 
 class NamedRequest(Wire):
     """A body that names a model, by the new or by the old name of the field."""
 
-    model: Annotated[str, SHORT_NAME] | None = None
-    name: Annotated[str, SHORT_NAME] | None = None
+    model: Annotated[str, bounds.SHORT_NAME] | None = None
+    name: Annotated[str, bounds.SHORT_NAME] | None = None
 
     @property
     def wanted(self) -> str:
@@ -266,6 +351,38 @@ class NamedRequest(Wire):
         if not found:
             raise RequestError("model is required")
         return found
+
+
+Texts = Annotated[list[str], bounds.FAIL_FAST, bounds.at_most(bounds.MAX_TEXTS)]
+
+
+class VectorRequest(NamedRequest):
+    """The fields that both routes for vectors have."""
+
+    options: Options | None = None
+    keep_alive: KeepAlive = None
+
+
+class EmbedRequest(VectorRequest):
+    """The body of /api/embed. A `dimensions` of 0 means all of them."""
+
+    input: Annotated[Texts | None, BeforeValidator(to_list, json_schema_input_type=list[str] | str | None)] = None
+    truncate: bool | None = None
+    dimensions: Annotated[Whole, Field(ge=0)] | None = None
+
+    def to_ask(self, salt: str) -> EmbedAsk:
+        truncates, dimensions = self.truncate is not False, self.dimensions or None
+        return EmbedAsk(self.wanted, self.input or (), truncates, dimensions, keep_alive_s=self.keep_alive, salt=salt)
+
+
+class OllamaEmbeddingsRequest(VectorRequest):
+    """The body of /api/embeddings."""
+
+    prompt: str | None = None
+
+    def to_ask(self, salt: str) -> EmbedAsk:
+        texts = [self.prompt] if self.prompt else []
+        return EmbedAsk(self.wanted, texts, normalizes=False, keep_alive_s=self.keep_alive, salt=salt, field="prompt")
 
 
 class PullRequest(NamedRequest):

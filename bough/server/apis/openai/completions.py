@@ -7,9 +7,9 @@ which the first has none. With `suffix` the answer goes between prompt and suffi
 
 from __future__ import annotations
 
-import asyncio
 import codecs
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -17,40 +17,29 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from bough.errors import RequestError
-from bough.server.apis.openai.wire import (
-    DONE,
-    Counts,
-    NumAlternatives,
-    ResponseHead,
-    Sampling,
-    count,
-    error_event,
-    finite,
-    format_error,
-    progress_comment,
-    read_texts,
-    write_finish,
-)
+from bough.server.apis.openai import wire
 from bough.server.http.bounds import MAX_ANSWERS, MAX_PROMPTS
-from bough.server.http.streaming import EVENT_STREAM, AnswerStream, cancel_on_disconnect, sse
-from bough.server.http.wire import SaltOf, ServiceOf, route_class
+from bough.server.http.errors import to_http_error
+from bough.server.http.json_routes import SaltOf, ServiceOf, read_ask, route_class
+from bough.server.http.streaming import EVENT_STREAM, ClosingStream, Pieces, cancel_on_disconnect, progress_comment, sse
 from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Answered, Ask, Delta, EchoedPrompt, Finished, Progress, ScoredToken
+from bough.server.serving.ask import Answered, Ask, Delta, EchoedPrompt, Finished, PromptProgress, ScoredToken
 from bough.server.serving.service import Service
+from bough.system.tasks import gather
 
-router = APIRouter(route_class=route_class(format_error), tags=["OpenAI"])
+router = APIRouter(route_class=route_class(wire.format_error), tags=["OpenAI"])
 
 KIND = "text_completion"
 DEFAULT_MAX_TOKENS = 16
 PROMPTS_AT_ONCE = 4  # of one request, so that it does not fill the queue for the others
 
 
-class CompletionRequest(Sampling):
+class CompletionRequest(wire.Sampling):
     """The body of a completion. Other fields are accepted and ignored."""
 
     prompt: Any
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    logprobs: NumAlternatives | None = None
+    logprobs: wire.NumAlternatives | None = None
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
@@ -59,20 +48,26 @@ class CompletionRequest(Sampling):
 @router.post("/v1/completions")
 async def complete(body: CompletionRequest, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
     """Continue one prompt, or several."""
-    asks = await asyncio.to_thread(to_asks, body, salt)
+    asks = await read_ask(request, to_asks, body, salt)
     if not body.stream:
         answers = await cancel_on_disconnect(request, _complete_all(asks, service))
         return JSONResponse(write_whole(answers, body))
     first = await cancel_on_disconnect(request, _open_first(asks, service))
-    return AnswerStream(first, write_events(first, asks[1:], body, service), EVENT_STREAM)
+    return ClosingStream(write_events(first, asks[1:], body, service), EVENT_STREAM, first.close)
 
 
 def to_asks(body: CompletionRequest, salt: str) -> list[Ask]:
-    """One ask for each prompt. Raises RequestError for what is not supported, or not together."""
-    _check_fields(body)
+    """One ask for each prompt. Raises RequestError for fields that are not supported, or not together."""
+    if body.max_tokens == 0 and not body.echo:
+        raise RequestError("max_tokens is 0, and must be at least 1 unless echo is true")
+    if body.echo and body.suffix:
+        raise RequestError("echo is not supported together with suffix: send one of them")
+    if body.best_of is not None and body.best_of > (body.n or 1):
+        asked = f"best_of is {body.best_of} and n is {body.n or 1}"
+        raise RequestError(f"{asked}: choosing among answers is not supported, so best_of may be at most n")
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     params = body.params(max_tokens, logprobs=body.logprobs)
-    prompts = read_texts(body.prompt, "prompt", MAX_PROMPTS)
+    prompts = wire.read_texts(body.prompt, "prompt", MAX_PROMPTS)
     if body.suffix and not all(isinstance(prompt, str) for prompt in prompts):
         raise RequestError("suffix needs a prompt that is a text, and this one has token ids")
     num_answers = len(prompts) * (body.n or 1)
@@ -96,16 +91,6 @@ def to_asks(body: CompletionRequest, salt: str) -> list[Ask]:
     ]
 
 
-def _check_fields(body: CompletionRequest) -> None:
-    if body.max_tokens == 0 and not body.echo:
-        raise RequestError("max_tokens is 0, and must be at least 1 unless echo is true")
-    if body.echo and body.suffix:
-        raise RequestError("echo is not supported together with suffix: send one of them")
-    if body.best_of is not None and body.best_of > (body.n or 1):
-        asked = f"best_of is {body.best_of} and n is {body.n or 1}"
-        raise RequestError(f"{asked}: choosing among answers is not supported, so best_of may be at most n")
-
-
 async def _open_first(asks: Sequence[Ask], service: Service) -> Answer:
     """The answer to the first prompt. Raises for any prompt that does not fit, while an error status can still be sent."""
     for ask in asks[1:]:
@@ -115,31 +100,17 @@ async def _open_first(asks: Sequence[Ask], service: Service) -> Answer:
 
 async def _complete_all(asks: Sequence[Ask], service: Service) -> list[Answered]:
     """All answers. The first failure ends all of them."""
-    free = asyncio.Semaphore(PROMPTS_AT_ONCE)
-
-    async def complete_one(ask: Ask) -> Answered:
-        async with free:
-            return await service.complete(ask)
-
-    tasks = [asyncio.ensure_future(complete_one(ask)) for ask in asks]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    return await gather([partial(service.complete, ask) for ask in asks], PROMPTS_AT_ONCE)
 
 
 def write_whole(answers: Sequence[Answered], body: CompletionRequest) -> dict[str, Any]:
-    """All answers as one object."""
-    first, *others = (count(each.choices) for each in answers)
     choices = [
         _write_choice(number * (body.n or 1) + finished.choice, finished, each, body)
         for number, each in enumerate(answers)
         for finished in each.choices
     ]
-    head = ResponseHead.make("cmpl-", body.model, answers[0].started.digest)
-    return head.write(KIND, choices, usage=sum(others, start=first).write())
+    head = wire.ResponseHead("cmpl-", body.model, answers[0].started.digest)
+    return head.write(KIND, choices, usage=wire.count(*(each.choices for each in answers)).write())
 
 
 def _write_choice(index: int, finished: Finished, answered: Answered, body: CompletionRequest) -> dict[str, Any]:
@@ -147,27 +118,26 @@ def _write_choice(index: int, finished: Finished, answered: Answered, body: Comp
     logprobs = None
     if body.logprobs is not None:
         own = LogprobList(len(echo.text)).write(finished.logprobs)
-        before = write_prompt_logprobs(echo, answered.choices[0].prompt_logprobs)
+        before = _write_logprobs(echo.tokens, answered.choices[0].prompt_logprobs, echo.offsets)
         logprobs = {name: before[name] + own[name] for name in own}
     text = echo.text + finished.thinking + finished.text
-    return {"index": index, "text": text, "logprobs": logprobs, **write_finish(finished)}
+    return {"index": index, "text": text, "logprobs": logprobs, **wire.write_finish(finished)}
 
 
-def write_prompt_logprobs(echo: EchoedPrompt, scores: Sequence[ScoredToken]) -> dict[str, list[Any]]:
-    """The log-probabilities of a prompt. Nothing comes before its first token, which has none."""
-    first = [None] * bool(echo.tokens)
+def _write_logprobs(tokens: Sequence[bytes], scores: Sequence[ScoredToken], offsets: Sequence[int]) -> dict[str, list[Any]]:
+    """Tokens and their log-probabilities side by side. The first token of a prompt has none."""
+    unscored = [None] * (len(tokens) - len(scores))
     return {
-        "tokens": [_name(each) for each in echo.tokens],
-        "token_logprobs": [*first, *(finite(each.logprob) for each in scores)],
-        "top_logprobs": [*first, *map(_write_alternatives, scores)],
-        "text_offset": list(echo.offsets),
+        "tokens": [_name(each) for each in tokens],
+        "token_logprobs": [*unscored, *(max(each.logprob, wire.LEAST_LOGPROB) for each in scores)],
+        "top_logprobs": [*unscored, *map(_write_alternatives, scores)],
+        "text_offset": list(offsets),
     }
 
 
 def _write_alternatives(token: ScoredToken) -> dict[str, float]:
     """The likeliest tokens, and always the chosen one."""
-    found = {_name(other.data): finite(other.logprob) for other in token.top}
-    return {**found, _name(token.data): finite(token.logprob)}
+    return {_name(each.data): max(each.logprob, wire.LEAST_LOGPROB) for each in (*token.top, token)}
 
 
 def _name(data: bytes) -> str:
@@ -179,69 +149,48 @@ def _name(data: bytes) -> str:
 
 
 class LogprobList:
-    """Writes the log-probabilities of one choice as completions do: side by side, with where in the text each begins.
-
-    The answer itself begins `start` characters into the text.
-    """
+    """Writes the log-probabilities of one choice, whose text begins `start` characters into that of the answer."""
 
     def __init__(self, start: int = 0) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = start  # of the characters that are complete
 
     def write(self, logprobs: Sequence[ScoredToken]) -> dict[str, list[Any]]:
-        return {
-            "tokens": [_name(each.data) for each in logprobs],
-            "token_logprobs": [finite(each.logprob) for each in logprobs],
-            "top_logprobs": [_write_alternatives(each) for each in logprobs],
-            "text_offset": [self._step(each) for each in logprobs],
-        }
-
-    def _step(self, token: ScoredToken) -> int:
-        """Where the token begins; one within a character begins where the character does."""
-        offset = self._offset
-        self._offset += len(self._decoder.decode(token.data))
-        return offset
+        offsets = []
+        for each in logprobs:  # a token within a character begins where the character does
+            offsets.append(self._offset)
+            self._offset += len(self._decoder.decode(each.data))
+        return _write_logprobs([each.data for each in logprobs], logprobs, offsets)
 
 
-async def write_events(
-    first: Answer, others: Sequence[Ask], body: CompletionRequest, service: Service
-) -> AsyncIterator[str]:
-    """The answers as server-sent events, one prompt after the other."""
-    head = ResponseHead.make("cmpl-", body.model, first.started.digest)
+async def write_events(first: Answer, others: Sequence[Ask], body: CompletionRequest, service: Service) -> Pieces:
+    """The answers as server-sent events, one prompt after the other. Closes each answer."""
+    head = wire.ResponseHead("cmpl-", body.model, first.started.digest)
     usage: dict[str, Any] = {"usage": None} if body.has_usage_chunk else {}
-    counts: list[Counts] = []
+    answers: list[list[Finished]] = []
     try:
         for number in range(1 + len(others)):
             answer = first if number == 0 else await service.open(others[number - 1])
+            writer = _PieceWriter(answer, number * (body.n or 1))
+            answers.append([])
             try:
-                async for written in _write_pieces(answer, number * (body.n or 1), body, counts):
-                    if written:
-                        yield written if isinstance(written, str) else sse(head.write(KIND, [written], **usage))
+                async for event in answer:
+                    if isinstance(event, PromptProgress):
+                        if comment := progress_comment(event):
+                            yield comment
+                        continue
+                    if isinstance(event, Finished):
+                        answers[-1].append(event)
+                    for piece in writer.add(event):
+                        yield sse(head.write(KIND, [piece], **usage))
             finally:
                 answer.close()
     except Exception as error:  # the status is sent already: the error becomes an event
-        yield error_event(error)
+        yield sse(wire.format_error(to_http_error(error)))
         return
     if body.has_usage_chunk:
-        yield sse(head.write(KIND, [], usage=sum(counts[1:], start=counts[0]).write()))
-    yield DONE
-
-
-async def _write_pieces(
-    answer: Answer, first_index: int, body: CompletionRequest, counts: list[Counts]
-) -> AsyncIterator[dict[str, Any] | str]:
-    """The choices of one answer piece by piece, with comments in between; its counts are added to `counts` at its end."""
-    writer = _PieceWriter(answer, first_index)
-    finished: list[Finished] = []
-    async for event in answer:
-        if isinstance(event, Progress):
-            yield progress_comment(event)
-            continue
-        if isinstance(event, Finished):
-            finished.append(event)
-        for piece in writer.add(event):
-            yield piece
-    counts.append(count(finished))
+        yield sse(head.write(KIND, [], usage=wire.count(*answers).write()))
+    yield wire.DONE
 
 
 class _PieceWriter:
@@ -258,29 +207,23 @@ class _PieceWriter:
         self._logprobs = [LogprobList(start) for _ in range(self._num_choices)]
 
     def add(self, event: Delta | Finished) -> Iterator[dict[str, Any]]:
-        """The pieces that may be sent now."""
         self._waiting.append(event)
         self._scores += event.prompt_logprobs if isinstance(event, Delta) else ()
         if len(self._scores) < self._num_scored:
             return
-        yield from self._repeat_prompt()
-        for each in self._waiting:
-            yield from self._write(each)
-        self._waiting.clear()
-
-    def _repeat_prompt(self) -> Iterator[dict[str, Any]]:
         echo, self._echo = self._echo, None  # once
         if echo is not None:
-            logprobs = write_prompt_logprobs(echo, self._scores) if echo.tokens else None
+            logprobs = _write_logprobs(echo.tokens, self._scores, echo.offsets) if echo.tokens else None
             for choice in range(self._num_choices):
                 yield _write_piece(self._first_index + choice, echo.text, logprobs)
-
-    def _write(self, event: Delta | Finished) -> Iterator[dict[str, Any]]:
-        index = self._first_index + event.choice
-        if isinstance(event, Finished):
-            yield _write_piece(index, "") | write_finish(event)
-        elif (text := event.thinking + event.text) or event.logprobs:
-            yield _write_piece(index, text, self._logprobs[event.choice].write(event.logprobs) if event.logprobs else None)
+        for each in self._waiting:
+            index = self._first_index + each.choice
+            if isinstance(each, Finished):
+                yield _write_piece(index, "") | wire.write_finish(each)
+            elif (text := each.thinking + each.text) or each.logprobs:
+                logprobs = self._logprobs[each.choice].write(each.logprobs) if each.logprobs else None
+                yield _write_piece(index, text, logprobs)
+        self._waiting.clear()
 
 
 def _write_piece(index: int, text: str, logprobs: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -1,11 +1,7 @@
-"""The items of an OpenAI response, and their events.
+"""The items of an OpenAI response, and their events. Whole and streamed responses are written by the same class.
 
-A whole response and a streamed one are written by the same `ResponseWriter`, so that they hold the same items.
-
-Always true:
-- the sequence numbers are 0, 1, 2, …;
-- at most one item is open;
-- every item that was added is done before the response ends, unless it fails.
+Always true: the sequence numbers are 0, 1, 2, …; at most one item is open; every item that was added is done before the
+response ends, unless it fails.
 """
 
 from __future__ import annotations
@@ -14,9 +10,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from bough.server.apis.openai.wire import count, make_id, write_logprobs, write_loop
+from bough.server.apis.openai.wire import LEAST_LOGPROB, count, make_id, write_loop
 from bough.server.http.errors import to_http_error
-from bough.server.http.streaming import to_json
+from bough.server.http.streaming import to_json, write_logprobs
 from bough.server.serving.ask import Delta, Finished, ScoredToken, Started
 from bough.types import ToolCall
 
@@ -25,10 +21,7 @@ Event = dict[str, Any]
 
 
 class ResponseWriter:
-    """Writes the events of one response and keeps its items: those that are done, and the one that is open.
-
-    `echo` is what the response repeats of its request.
-    """
+    """Writes the events of one response and keeps its items. `echo` has the fields of the request that it repeats."""
 
     def __init__(self, started: Started, echo: dict[str, Any]) -> None:
         self._started = started
@@ -44,8 +37,7 @@ class ResponseWriter:
         yield self._event("response.created", response=self._response("in_progress"))
         yield self._event("response.in_progress", response=self._response("in_progress"))
 
-    def add(self, delta: Delta) -> Iterator[Event]:
-        """The events for a piece of the answer."""
+    def add(self, delta: Delta | Finished) -> Iterator[Event]:
         self._waiting += delta.logprobs
         if delta.thinking:
             yield from self._grow("reasoning", delta.thinking)
@@ -56,24 +48,22 @@ class ResponseWriter:
 
     def finish(self, finished: Finished) -> Iterator[Event]:
         """The events that end the response. One without any other item has a message without text."""
-        is_cut = finished.finish_reason in ("length", "loop")
-        status = "incomplete" if is_cut else "completed"
         if self._open is None and not any(item["type"] != "reasoning" for item in self._done):
             yield from self._begin("message")
+        is_cut = finished.finish_reason in ("length", "loop")
+        status = "incomplete" if is_cut else "completed"
         yield from self._close(status)
         loop = write_loop(finished) if finished.finish_reason == "loop" else {}
         reason = {"reason": "max_output_tokens", **loop} if is_cut else None
-        completed_at = None if is_cut else int(time.time())
-        more = {"incomplete_details": reason, "completed_at": completed_at, "usage": self._usage(finished)}
-        yield self._event(f"response.{status}", response=self._response(status, **more))
+        more = {"incomplete_details": reason, "completed_at": None if is_cut else int(time.time())}
+        response = self._response(status, **more, usage=self._usage(finished))
+        yield self._event(f"response.{status}", response=response)
 
     def fail(self, error: Exception) -> Event:
         """The event that ends a response that failed half-way."""
         http_error = to_http_error(error)
-        details = {
-            "code": "rate_limit_exceeded" if http_error.status == 429 else "server_error",
-            "message": http_error.text,
-        }
+        code = "rate_limit_exceeded" if http_error.status == 429 else "server_error"
+        details = {"code": code, "message": http_error.text}
         return self._event("response.failed", response=self._response("failed", error=details))
 
     def _grow(self, kind: str, text: str) -> Iterator[Event]:
@@ -81,7 +71,8 @@ class ResponseWriter:
             yield from self._close("completed")
         if self._open is None:
             yield from self._begin(kind)
-        part = self._part()
+        assert self._open is not None
+        part = self._open["content"][0]
         part["text"] += text
         if kind == "reasoning":
             yield self._event("response.reasoning_text.delta", delta=text, **self._where())
@@ -106,7 +97,7 @@ class ResponseWriter:
         """Finish the open item, if there is one."""
         if self._open is None:
             return
-        part = self._part()
+        part = self._open["content"][0]
         if self._open["type"] == "reasoning":
             yield self._event("response.reasoning_text.done", text=part["text"], **self._where())
         else:
@@ -135,12 +126,7 @@ class ResponseWriter:
 
     def _take_logprobs(self) -> list[Item]:
         taken, self._waiting = self._waiting, []
-        return write_logprobs(taken)
-
-    def _part(self) -> Item:
-        assert self._open is not None
-        part: Item = self._open["content"][0]
-        return part
+        return write_logprobs(taken, LEAST_LOGPROB)
 
     def _where(self) -> dict[str, Any]:
         assert self._open is not None
@@ -153,14 +139,13 @@ class ResponseWriter:
 
     def _usage(self, finished: Finished) -> dict[str, Any]:
         counts = count([finished])
-        is_stored = self._started.is_stored
-        written = counts.prompt.prompt_tokens - counts.prompt.matched_tokens if is_stored else 0
+        written = counts.prompt_tokens - counts.matched_tokens if self._started.is_stored else 0
         return {
-            "input_tokens": counts.prompt.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": counts.prompt.cached_tokens, "cache_write_tokens": written},
+            "input_tokens": counts.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": counts.cached_tokens, "cache_write_tokens": written},
             "output_tokens": counts.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": counts.reasoning_tokens},
-            "total_tokens": counts.total_tokens,
+            "total_tokens": counts.prompt_tokens + counts.completion_tokens,
         }
 
     def _response(self, status: str, **more: Any) -> dict[str, Any]:

@@ -1,82 +1,50 @@
 """OpenAI's responses: items in, items out. Nothing is remembered between two requests but the tree.
 
-Calls and thoughts of earlier turns come as items of their own; the template sees them in the assistant's message that they
-belong to, as it would in a chat.
+Calls and thoughts of earlier turns are items of their own; the template sees them in the assistant's message, as in a chat.
+Thoughts belong to the message or call that follows them.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import Field
 
 from bough.errors import RequestError
 from bough.models.chat.messages import check_messages
 from bough.models.defaults import unset_names
+from bough.server.apis.openai import wire
 from bough.server.apis.openai.items import ResponseWriter
-from bough.server.apis.openai.wire import (
-    Name,
-    NumAlternatives,
-    NumTokens,
-    Temperature,
-    TopP,
-    check_arguments,
-    check_tools,
-    choose_tool,
-    format_error,
-    given_of,
-    progress_comment,
-    read_arguments,
-    temperature_and_top_p,
-)
-from bough.server.http.bounds import (
-    FAIL_FAST,
-    MAX_CONTENT_PARTS,
-    MAX_INCLUDES,
-    MAX_MESSAGES,
-    MAX_METADATA_CHARACTERS,
-    MAX_METADATA_VALUES,
-    MAX_TOOLS,
-    SHORT_NAME,
-    SMALL_SCHEMA,
-    at_most,
-    check_length,
-    no_larger_than,
-    show,
-)
-from bough.server.http.streaming import EVENT_STREAM, AnswerStream, cancel_on_disconnect, sse
-from bough.server.http.wire import SaltOf, ServiceOf, Wire, route_class
+from bough.server.http import bounds
+from bough.server.http.json_routes import SaltOf, ServiceOf, Wire, read_ask, route_class
+from bough.server.http.streaming import Pieces, answer_ask, progress_comment, sse
 from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Ask, Delta, Finished, Progress, Started
+from bough.server.serving.ask import Answered, Ask, Finished, PromptProgress
 from bough.types import Message, SamplingParams, Tool
 
 log = logging.getLogger(__name__)
 
-router = APIRouter(route_class=route_class(format_error), tags=["OpenAI"])
+router = APIRouter(route_class=route_class(wire.format_error), tags=["OpenAI"])
 
 LOGPROBS = "message.output_text.logprobs"
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _ROLES = ("system", "developer", "user", "assistant")
-HOSTED_TOOLS = frozenset(
-    (
-        "code_interpreter",
-        "computer_use",
-        "computer_use_preview",
-        "file_search",
-        "image_generation",
-        "mcp",
-        "namespace",
-        "tool_search",
-        "web_search",
-        "web_search_preview",
-    )
+HOSTED_TOOLS = (
+    "code_interpreter",
+    "computer_use",
+    "computer_use_preview",
+    "file_search",
+    "image_generation",
+    "mcp",
+    "namespace",
+    "tool_search",
+    "web_search",
+    "web_search_preview",
 )
-_STATEFUL = ("previous_response_id", "conversation", "prompt")
 
 
 class TextFormat(Wire):
@@ -84,10 +52,10 @@ class TextFormat(Wire):
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
-    schema_: Annotated[dict[str, Any], SMALL_SCHEMA] | None = Field(default=None, alias="schema")
+    schema_: Annotated[dict[str, Any], bounds.SMALL_SCHEMA] | None = Field(default=None, alias="schema")
 
 
-class TextOptions(Wire):
+class ResponseTextOptions(Wire):
     """The format of the text."""
 
     format: TextFormat | None = None
@@ -96,22 +64,24 @@ class TextOptions(Wire):
 class ResponseRequest(Wire):
     """The body of a request for a response. Other fields are accepted and ignored."""
 
-    model: Name
+    model: wire.Name
     input: Any
     instructions: str | None = None
-    max_output_tokens: NumTokens | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
+    max_output_tokens: wire.NumTokens | None = None
+    temperature: wire.Temperature | None = None
+    top_p: wire.TopP | None = None
     stream: bool | None = None
-    tools: Annotated[list[dict[str, Any]], FAIL_FAST, at_most(MAX_TOOLS)] | None = None
+    tools: Annotated[list[dict[str, Any]], bounds.FAIL_FAST, bounds.at_most(bounds.MAX_TOOLS)] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    text: TextOptions | None = None
+    text: ResponseTextOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    include: Annotated[list[str], FAIL_FAST, at_most(MAX_INCLUDES)] | None = None
-    top_logprobs: NumAlternatives | None = None
-    metadata: Annotated[dict[str, Any], no_larger_than(MAX_METADATA_VALUES, MAX_METADATA_CHARACTERS)] | None = None
-    user: Annotated[str, SHORT_NAME] | None = None
+    include: Annotated[list[str], bounds.FAIL_FAST, bounds.at_most(bounds.MAX_INCLUDES)] | None = None
+    top_logprobs: wire.NumAlternatives | None = None
+    metadata: (
+        Annotated[dict[str, Any], bounds.no_larger_than(bounds.MAX_METADATA_VALUES, bounds.MAX_METADATA_CHARACTERS)] | None
+    ) = None
+    user: Annotated[str, bounds.SHORT_NAME] | None = None
     background: bool | None = None
     previous_response_id: Any = None
     conversation: Any = None
@@ -121,86 +91,65 @@ class ResponseRequest(Wire):
 @router.post("/v1/responses")
 async def respond(body: ResponseRequest, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
     """Answer with a response."""
-    ask = await asyncio.to_thread(to_ask, body, salt)
-    if body.stream:
-        answer = await cancel_on_disconnect(request, service.open(ask))
-        return AnswerStream(answer, write_events(answer, body), EVENT_STREAM)
-    answered = await cancel_on_disconnect(request, service.complete(ask))
-    return JSONResponse(write_whole(answered.started, answered.choices[0], body))
+    ask = await read_ask(request, to_ask, body, salt)
+    return await answer_ask(request, service, ask, body, write_whole, write_events)
 
 
 def to_ask(body: ResponseRequest, salt: str) -> Ask:
-    """The ask of a body. Raises RequestError for what is not supported."""
-    for field in _STATEFUL:
+    """The ask of a body. Raises RequestError for a field that is not supported."""
+    for field in ("previous_response_id", "conversation", "prompt"):
         if getattr(body, field) is not None:
             raise RequestError(f"{field} is not supported: the server keeps no responses; send the whole conversation")
     if body.background:
         raise RequestError("background is not supported: the server keeps no responses")
     tools = read_tools(body.tools or [])
+    wanted = body.text.format if body.text and body.text.format else TextFormat()
+    wants_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
+    params = SamplingParams(
+        max_tokens=body.max_output_tokens,
+        logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
+        format=wire.read_format(wanted.type, wanted.schema_, "text.format.schema"),
+        **wire.with_defaults(body.temperature, body.top_p),
+    )
     return Ask(
         model=body.model,
         messages=read_input(body.input, body.instructions),
-        params=_params_of(body),
-        unset=unset_names(given_of(body.temperature, body.top_p)),
+        params=params,
+        unset=unset_names(wire.given_of(body.temperature, body.top_p)),
         tools=tools,
-        tool_choice=choose_tool(body.tool_choice, tools, body.parallel_tool_calls),
+        tool_choice=wire.choose_tool(body.tool_choice, tools, body.parallel_tool_calls),
         counts_thinking=True,
         truncates=body.truncation == "auto",
         salt=salt,
     )
 
 
-def _params_of(body: ResponseRequest) -> SamplingParams:
-    wants_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
-    return SamplingParams(
-        max_tokens=body.max_output_tokens,
-        logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
-        format=_format_of(body.text.format if body.text else None),
-        **temperature_and_top_p(body.temperature, body.top_p),
-    )
-
-
-def _format_of(wanted: TextFormat | None) -> str | dict[str, Any] | None:
-    if wanted is None or wanted.type == "text":
-        return None
-    if wanted.type == "json_object":
-        return "json"
-    if wanted.schema_ is None:
-        raise RequestError("text.format.schema is missing, and the type is json_schema")
-    return wanted.schema_
-
-
 def read_tools(tools: Sequence[Mapping[str, Any]]) -> list[Tool]:
-    """The functions among the tools, as every other API writes them: here a function's name stands beside its type.
+    """The functions among the tools, as other APIs write them: here a function's name is beside its type.
 
-    Tools that OpenAI's own servers run are left out, because clients such as Codex send them without being asked; the log
-    names them, and the response lists the functions alone. Raises RequestError for any other tool.
+    Tools that OpenAI's own servers run are left out, because clients such as Codex always send them; the log names them,
+    and the response lists the functions alone. Raises RequestError for any other tool.
     """
-    kept = functions_of(tools)
-    if len(kept) < len(tools):
-        names = sorted({str(tool["type"]) for tool in tools if tool.get("type") in HOSTED_TOOLS})
-        log.info("tools that this server does not run are left out: %s", ", ".join(names))
+    if hosted := {tool["type"] for tool in tools if tool.get("type") in HOSTED_TOOLS}:
+        log.info("tools that this server does not run are left out: %s", ", ".join(sorted(hosted)))
     found: list[Tool] = [
-        {"type": tool.get("type"), "function": {key: each for key, each in tool.items() if key != "type"}} for tool in kept
+        {"type": tool.get("type"), "function": {key: each for key, each in tool.items() if key != "type"}}
+        for tool in tools
+        if tool.get("type") not in HOSTED_TOOLS
     ]
-    check_tools(found)
+    wire.check_tools(found)
     return found
 
 
-def functions_of(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The tools without those that OpenAI's own servers run."""
-    return [tool for tool in tools if tool.get("type") not in HOSTED_TOOLS]
-
-
 def read_input(given: Any, instructions: str | None) -> list[Message]:
-    """The conversation as messages: a text is what the user says; otherwise there is a list of items."""
+    """The conversation as messages: a text is the user's message; otherwise there is a list of items."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
         raise RequestError("input is neither a text nor a list of at least 1 item")
-    check_length(given, "input", MAX_MESSAGES)
+    bounds.check_length(given, "input", bounds.MAX_MESSAGES)
     arguments = (item.get("arguments") for item in given if isinstance(item, Mapping))
-    check_arguments((text for text in arguments if isinstance(text, str)), "input")
+    wire.check_arguments((text for text in arguments if isinstance(text, str)), "input")
     history = History([{"role": "system", "content": instructions}] if instructions else [])
     for number, item in enumerate(given):
         history.add(f"input[{number}]", item)
@@ -226,76 +175,76 @@ class History:
             self._add_call(place, item)
         elif kind == "function_call_output":
             call_id = _text(place, item, "call_id")
-            name = self._names.get(call_id)
-            message = {"role": "tool", "content": _content(f"{place}.output", item.get("output")), "tool_call_id": call_id}
-            self.messages.append({**message, **({"name": name} if name else {})})
+            content = _content(f"{place}.output", item.get("output"))
+            named = {"name": self._names[call_id]} if self._names.get(call_id) else {}
+            self.messages.append({"role": "tool", "content": content, "tool_call_id": call_id, **named})
         elif kind == "reasoning":
-            self._thinking = _content(f"{place}.content", item.get("content") or item.get("summary") or "")
+            self._thinking += _content(f"{place}.content", item.get("content") or item.get("summary") or "")
         else:
-            raise RequestError(f"{place} has the type {show(kind)}, which is not supported")
+            raise RequestError(f"{place} has the type {bounds.show(kind)}, which is not supported")
 
     def _add_message(self, place: str, item: Mapping[str, Any]) -> None:
         role = _text(place, item, "role")
         if role not in _ROLES:
             raise RequestError(f"{place}.role is {role!r:.80}, and must be one of {', '.join(_ROLES)}")
-        message: Message = {"role": role, "content": _content(f"{place}.content", item.get("content"))}
-        self.messages.append(self._with_thinking(message) if role == "assistant" else message)
+        self.messages.append({"role": role, "content": _content(f"{place}.content", item.get("content"))})
+        if role == "assistant":
+            self._add_thinking()
 
     def _add_call(self, place: str, item: Mapping[str, Any]) -> None:
         name, call_id = _text(place, item, "name"), _text(place, item, "call_id")
-        arguments = read_arguments(_text(place, item, "arguments"), f"{place}.arguments")
+        arguments = wire.read_arguments(_text(place, item, "arguments"), f"{place}.arguments")
         if not self.messages or self.messages[-1]["role"] != "assistant":
-            self.messages.append(self._with_thinking({"role": "assistant", "content": ""}))
+            self.messages.append({"role": "assistant", "content": ""})
+        self._add_thinking()
         calls = self.messages[-1].setdefault("tool_calls", [])
         calls.append({"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}})
         self._names[call_id] = name
 
-    def _with_thinking(self, message: Message) -> Message:
-        thinking, self._thinking = self._thinking, ""
-        return {**message, "reasoning_content": thinking} if thinking else message
+    def _add_thinking(self) -> None:
+        """Add the thoughts that came before to the last message."""
+        if self._thinking:
+            self.messages[-1]["reasoning_content"] = self.messages[-1].get("reasoning_content", "") + self._thinking
+            self._thinking = ""
 
 
 def _text(place: str, item: Mapping[str, Any], name: str) -> str:
     value = item.get(name)
     if not isinstance(value, str):
-        raise RequestError(f"{place}.{name} is {show(value)}, and must be a text")
+        raise RequestError(f"{place}.{name} is {bounds.show(value)}, and must be a text")
     return value
 
 
 def _content(place: str, content: Any) -> str:
-    """The text of a content: it is a text, or parts that are."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise RequestError(f"{place} is a {type(content).__name__}, and must be a text or a list of parts")
-    check_length(content, place, MAX_CONTENT_PARTS)
-    return "".join(_part(f"{place}[{number}]", part) for number, part in enumerate(content))
+    bounds.check_length(content, place, bounds.MAX_CONTENT_PARTS)
+    texts = []
+    for number, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if kind not in _TEXT_PARTS:
+            raise RequestError(f"{place}[{number}] has the type {bounds.show(kind)}, and only text is supported")
+        texts.append(_text(f"{place}[{number}]", part, "text"))
+    return "".join(texts)
 
 
-def _part(place: str, part: Any) -> str:
-    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    if kind not in _TEXT_PARTS:
-        raise RequestError(f"{place} has the type {show(kind)}, and only text is supported")
-    return _text(place, part, "text")
-
-
-def write_whole(started: Started, finished: Finished, body: ResponseRequest) -> dict[str, Any]:
-    """The whole response as one object."""
-    writer = ResponseWriter(started, echo(body, started.params))
-    pieces = Delta(0, finished.text, finished.thinking, finished.tool_calls, finished.logprobs)
-    *_, last = (*writer.add(pieces), *writer.finish(finished))
+def write_whole(answered: Answered, body: ResponseRequest) -> dict[str, Any]:
+    finished = answered.choices[0]
+    writer = ResponseWriter(answered.started, _echo(body, answered.started.params))
+    *_, last = (*writer.add(finished), *writer.finish(finished))
     response: dict[str, Any] = last["response"]
     return response
 
 
-async def write_events(answer: Answer, body: ResponseRequest) -> AsyncIterator[str]:
-    """The response as server-sent events, each with its name."""
-    writer = ResponseWriter(answer.started, echo(body, answer.started.params))
+async def write_events(answer: Answer, body: ResponseRequest) -> Pieces:
+    writer = ResponseWriter(answer.started, _echo(body, answer.started.params))
     for each in writer.start():
         yield sse(each, each["type"])
     try:
         async for event in answer:
-            if isinstance(event, Progress):
+            if isinstance(event, PromptProgress):
                 if comment := progress_comment(event):
                     yield comment
             else:
@@ -306,8 +255,8 @@ async def write_events(answer: Answer, body: ResponseRequest) -> AsyncIterator[s
         yield sse(failed, failed["type"])
 
 
-def echo(body: ResponseRequest, params: SamplingParams) -> dict[str, Any]:
-    """What a response repeats of its request, with the defaults filled in that it was sampled with."""
+def _echo(body: ResponseRequest, params: SamplingParams) -> dict[str, Any]:
+    """The fields of a request that its response repeats, with the defaults that it was sampled with."""
     wanted = body.text.format if body.text and body.text.format else TextFormat()
     return {
         "model": body.model,
@@ -315,7 +264,7 @@ def echo(body: ResponseRequest, params: SamplingParams) -> dict[str, Any]:
         "max_output_tokens": body.max_output_tokens,
         "temperature": params.temperature if body.temperature is None else body.temperature,
         "top_p": params.top_p if body.top_p is None else body.top_p,
-        "tools": functions_of(body.tools or []),
+        "tools": [tool for tool in body.tools or () if tool.get("type") not in HOSTED_TOOLS],
         "tool_choice": body.tool_choice or "auto",
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "text": {"format": wanted.model_dump(by_alias=True, exclude_none=True)},

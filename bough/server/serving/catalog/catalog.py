@@ -1,9 +1,9 @@
-"""The catalog: the models on this machine as the APIs list them, and what each name stands for.
+"""The catalog: the models on this machine as the APIs list them, and the meaning of each name.
 
-These are the models in the model folder, and the model that the server was started with, which may lie elsewhere. No name
+These are the models in the model folder, and the model that the server was started with, which may be elsewhere. No name
 reaches other files. A name is, in this order: an alias of the settings, a model or an alias in the folder, a name that a
-pattern of the settings matches. Models of the folder with equal files (copies from before there were aliases) are one: the
-oldest stands for all of them, so that it is loaded once and has one tree. Calls may come from any thread.
+pattern of the settings matches. Models of the folder with equal files are one: the oldest stands for all of them, so that
+it is loaded once and has one tree. Any thread may call this.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -20,23 +21,23 @@ from bough.cache.admin.trees import list_trees, remove_tree
 from bough.cache.disk import DiskError
 from bough.config import Settings
 from bough.errors import ModelError, ModelNotFound, RequestError, SettingsError, UnsupportedModel
-from bough.models import ModelFiles, Store
+from bough.models import ModelFiles, ModelFolder
 from bough.models.aliases import Alias, AliasRules, Overlay
 from bough.models.sources import find_local
 from bough.models.store import describe_names, plain_name
 from bough.models.tokenizer import load_tokenizer
 from bough.runtime import gguf_support
-from bough.server.serving.catalog.entries import CatalogEntry, read_entry
-from bough.server.serving.catalog.memos import InfoMemo, TwinMemo
-from bough.server.serving.overlay import check_overlay, merge_overlays
+from bough.server.serving.ask import Ask
+from bough.server.serving.catalog.entries import CatalogEntry, InfoMemo, TwinMemo, read_entry
+from bough.server.serving.catalog.overlay import apply_overlay, check_overlay, merge_overlays
 from bough.types import Progress
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Resolved:
-    """What a name stands for: a model, and what the name adds to it. `alias` is None for a model's own name."""
+class ResolvedName:
+    """The model of a name, and the alias if it is not the model's own name."""
 
     name: str
     files: ModelFiles
@@ -51,7 +52,7 @@ class Catalog:
     """The models of the model folder, and `named`, the files of the model that the server was started with."""
 
     def __init__(self, settings: Settings, named: ModelFiles | None = None) -> None:
-        self.store = Store(settings.models_folder)
+        self.store = ModelFolder(settings.models_folder)
         self._settings = settings
         self._rules = AliasRules(settings.aliases)
         self._trees_folder = settings.trees_folder
@@ -60,7 +61,7 @@ class Catalog:
         self._twins = TwinMemo(settings)
 
     def check_aliases(self) -> None:
-        """Raise SettingsError if an alias of the settings stands for nothing. Note those that hide a model."""
+        """Raise SettingsError if an alias of the settings stands for nothing. Logs those that hide a model."""
         for name, target in (self._rules.names | self._rules.patterns).items():
             if self._look_up(target) is None:
                 known = describe_names(self._names() - self._rules.names.keys()) or "no models yet"
@@ -70,50 +71,51 @@ class Catalog:
 
     def list(self) -> list[CatalogEntry]:
         """Every model and alias, sorted by name. A model with invalid files is left out, and so are its aliases."""
-        stored = self.store.list()
-        found = (self._describe_or_skip(name, stored) for name in self._names())
-        return sorted((entry for entry in found if entry), key=lambda entry: entry.name)
+        stored, found = self.store.list(), list[CatalogEntry]()
+        for name in self._names():
+            try:
+                found.append(self.find(name, stored))
+            except ModelError as error:
+                log.warning("the model %s is not listed: %s", name, error)
+        return sorted(found, key=lambda entry: entry.name)
 
-    def find(self, name: str) -> CatalogEntry:
+    def find(self, name: str, stored: Sequence[ModelFiles] | None = None) -> CatalogEntry:
         """The entry of a name. Raises ModelNotFound, or another ModelError if the files are invalid."""
-        return self._find(name, self.store.list())
-
-    def _find(self, name: str, stored: Sequence[ModelFiles]) -> CatalogEntry:
-        resolved = self._resolve(name, stored)
+        resolved = self.resolve(name, stored)
         entry, overlay = self.describe(resolved.files), resolved.overlay
         if resolved.name == entry.name and overlay.is_empty:
             return entry
+        own = json.dumps(asdict(overlay), sort_keys=True)
         return replace(
             entry,
             name=resolved.name,
             stands_for=entry.name,
             overlay=overlay,
-            digest=entry.digest if overlay.is_empty else _digest(entry, overlay),
+            digest=entry.digest if overlay.is_empty else hashlib.sha256(f"{entry.digest} {own}".encode()).hexdigest(),
             modified=resolved.alias.created if resolved.alias else entry.modified,
             capabilities=overlay.capabilities or entry.capabilities,
             template=overlay.template or entry.template,
             license=overlay.license or entry.license,
         )
 
-    def resolve(self, name: str) -> Resolved:
-        """What a name stands for. Raises ModelNotFound, which lists the names there are, if it stands for nothing."""
-        return self._resolve(name, self.store.list())
-
-    def _resolve(self, name: str, stored: Sequence[ModelFiles]) -> Resolved:
+    def resolve(self, name: str, stored: Sequence[ModelFiles] | None = None) -> ResolvedName:
+        """The model of a name; `stored` are those of the folder, if known. Raises ModelNotFound, which lists names."""
         found = self._stands_for(name)
         if found is None:
             known = describe_names(self._names()) or "no models yet"
             raise ModelNotFound(f"model '{name[:200]}' not found; there are: {known}")
         if found.files is not self._outside:
-            found = replace(found, files=self._twins.oldest(found.files, stored))
+            found = replace(found, files=self._twins.oldest(found.files, self.store.list() if stored is None else stored))
         return replace(found, name=name.removesuffix(":latest"))
 
-    def overlay(self, name: str) -> Overlay:
-        """What a name adds to its model: nothing if it is a model's own, or not known. Quicker than `resolve`."""
-        found = self._stands_for(name)
-        return found.overlay if found else Overlay()
+    def complete(self, ask: Ask) -> Ask:
+        """The ask with what a created model adds to it, if its name is that of one. Quicker than `resolve`."""
+        found = self._stands_for(ask.model) if ask.model else None
+        if found is None or found.alias is None or found.alias.overlay.is_empty:
+            return ask
+        return apply_overlay(ask, found.alias.overlay)
 
-    def _stands_for(self, name: str) -> Resolved | None:
+    def _stands_for(self, name: str) -> ResolvedName | None:
         plain = name.removesuffix(":latest")
         target = self._rules.names.get(plain)
         found = self._look_up(plain if target is None else target)
@@ -122,12 +124,12 @@ class Catalog:
         return found
 
     def has_name(self, name: str) -> bool:
-        """Whether a model or an alias has this very name. That a pattern matches it does not count."""
+        """Whether a model or an alias has this very name; patterns do not count."""
         plain = name.removesuffix(":latest")
         return plain in self._rules.names or self._look_up(plain) is not None
 
     def files(self, name: str) -> ModelFiles:
-        """The files of the model that a name stands for. Raises ModelNotFound."""
+        """The files of a name's model. Raises ModelNotFound."""
         return self.resolve(name).files
 
     def describe(self, files: ModelFiles) -> CatalogEntry:
@@ -138,19 +140,20 @@ class Catalog:
             raise UnsupportedModel(f"the files in {files.folder} are invalid: {type(error).__name__}: {error}") from error
 
     def aliases_of(self, model: str) -> Sequence[str]:
-        """The other names of a model: aliases, and copies that are one with it."""
-        stored = self.store.list()
-        return sorted(name for name in self._names() if name != model and self._resolves_to(name, model, stored))
+        """The other names of a model: aliases, and copies with equal files."""
+        stored, found = self.store.list(), list[str]()
+        for name in self._names() - {model}:
+            with suppress(ModelNotFound):
+                if self.resolve(name, stored).files.name == model:
+                    found.append(name)
+        return sorted(found)
 
     def copy(self, source: str, target: str) -> None:
         """Give a model another name; an alias of that name is replaced. Raises ModelNotFound or RequestError."""
         self._add_alias(target, source, self.resolve(source).overlay)
 
     def create(self, name: str, source: str, overlay: Overlay) -> None:
-        """Let a name stand for the model of `source`, with its overlay and this one over it.
-
-        Raises ModelNotFound, or RequestError if the name or the overlay cannot be used.
-        """
+        """Make a name for the model of `source`, with this overlay over its own. Raises ModelNotFound or RequestError."""
         base = self.resolve(source)
         merged = merge_overlays(base.overlay, overlay)
         trusts = self._settings.trust_remote_code
@@ -168,10 +171,7 @@ class Catalog:
         self.store.add_alias(plain, files.name, overlay)
 
     def remove(self, name: str) -> None:
-        """Delete a model or an alias. The weights and trees of a model stay if other names stand for it.
-
-        A model must not be loaded. Raises ModelNotFound or RequestError.
-        """
+        """Delete an alias, or a model that is not loaded; other names keep its files. Raises RequestError."""
         resolved = self.resolve(name)
         self._refuse_outside(resolved.name, "deleted")
         self._refuse_rule(resolved.name, "deleted")
@@ -184,7 +184,7 @@ class Catalog:
             _remove_trees(self._trees_folder, resolved.name)
 
     def is_weights_name(self, name: str) -> bool:
-        """Whether a name is that of the model itself, under which it is loaded. Raises ModelNotFound."""
+        """Whether a name is the model's own, under which it is loaded. Raises ModelNotFound."""
         resolved = self.resolve(name)
         return resolved.name == resolved.files.name
 
@@ -192,27 +192,20 @@ class Catalog:
         """Download a model, in the calling thread. Raises ModelNotFound or DownloadError."""
         models.pull(name, self._settings, gguf_support(self._settings), progress)
 
-    def _look_up(self, name: str) -> Resolved | None:
-        """The model or alias of that very name; None if there is none, or if it is not a valid name."""
+    def _look_up(self, name: str) -> ResolvedName | None:
+        """The model or alias of that very name; None if there is none, or the name is not valid."""
         if self._is_outside(name):
             assert self._outside is not None
-            return Resolved(name, self._outside)
+            return ResolvedName(name, self._outside)
         try:
             files = find_local(self.store, name)
-            return Resolved(name, files, self.store.find_alias(name)) if files else None
+            return ResolvedName(name, files, self.store.find_alias(name)) if files else None
         except ModelNotFound:
             return None
 
     def _names(self) -> set[str]:
-        """Every name that can be listed."""
         outside = {self._outside.name} if self._outside else set()
         return outside | self.store.names() | set(self._rules.names)
-
-    def _resolves_to(self, name: str, model: str, stored: Sequence[ModelFiles]) -> bool:
-        try:
-            return self._resolve(name, stored).files.name == model
-        except ModelNotFound:
-            return False
 
     def _is_outside(self, name: str) -> bool:
         return self._outside is not None and name.removesuffix(":latest") == self._outside.name
@@ -224,18 +217,6 @@ class Catalog:
     def _refuse_rule(self, name: str, what: str) -> None:
         if name in self._rules.names:
             raise RequestError(f"'{name}' is an alias of the server's settings, and cannot be {what} here")
-
-    def _describe_or_skip(self, name: str, stored: Sequence[ModelFiles]) -> CatalogEntry | None:
-        try:
-            return self._find(name, stored)
-        except ModelError as error:
-            log.warning("the model %s is not listed: %s", name, error)
-            return None
-
-
-def _digest(entry: CatalogEntry, overlay: Overlay) -> str:
-    """A digest that changes with the weights and with the overlay."""
-    return hashlib.sha256(f"{entry.digest} {json.dumps(asdict(overlay), sort_keys=True)}".encode()).hexdigest()
 
 
 def _remove_trees(folder: Path, model: str) -> None:

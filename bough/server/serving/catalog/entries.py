@@ -1,54 +1,57 @@
-"""Models as the APIs describe them, read from their files."""
+"""Models as the APIs describe them, read from their files.
+
+Digests and fingerprints read all weights, so they are computed once, and are valid while the stamp of the files is the
+same.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
+from pathlib import Path
+from threading import Lock
 from typing import Any
 
-from bough.models import ModelFiles, ModelInfo
+from bough.config import Settings
+from bough.errors import ModelError
+from bough.models import ModelFiles, ModelInfo, describe
 from bough.models.aliases import Overlay
-from bough.models.files import CONFIG_FILE, translate_os_errors
+from bough.models.files import CONFIG_FILE, read_notes, stamp_of, translate_os_errors, write_notes
+from bough.models.fingerprint import fingerprint, hash_weights
 
 _LICENSE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "COPYING")
 _LICENSE_CHARS = 2**17
 _SIZE_KEYS = ("hidden_size", "n_embd", "d_model")
+_FORMAT = 3
+_MEMO_FILE = "digests.json"
 _SHORT_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
 
 
 @dataclass(frozen=True)
-class CatalogEntry:
-    """A model as the APIs describe it. `digest` is bare hexadecimal; `family` is what the configuration calls `model_type`,
-    `architecture` the class in transformers. Texts are empty and numbers 0 if the files do not have them."""
+class CatalogEntry(ModelInfo):
+    """A model as the APIs describe it. Texts are empty and numbers 0 if the files do not have them.
 
-    name: str
+    `digest` is bare hexadecimal; `family` is the configuration's `model_type`, `architecture` the class in transformers.
+    `capabilities` are of completion, tools, thinking, insert; or embedding, rerank.
+    """
+
     family: str
-    families: tuple[str, ...]
-    format: str
-    architecture: str
-    num_parameters: int
-    parameter_size: str
-    quantization: str
-    digest: str
-    size_bytes: int
     modified: datetime
-    context_tokens: int
     embedding_length: int
-    capabilities: tuple[str, ...]  # of completion, tools, thinking, insert; or embedding, rerank
     template: str
     license: str
-    sampling: Mapping[str, Any]  # the model's own defaults, by the names of SamplingParams; empty if it has none
     stands_for: str = ""  # the model's own name, if this is an alias
     overlay: Overlay = field(default_factory=Overlay)
 
 
 @dataclass(frozen=True)
 class LoadedEntry:
-    """A loaded model as the APIs describe it. `expires_at` is None if it never expires.
+    """A loaded model as the APIs describe it. `weights` and `step` are texts for people: how weights are kept, what
+    computes.
 
-    `weights` and `step` say how the weights are kept and what computes, for people.
+    `expires_at` is None if it never expires.
     """
 
     entry: CatalogEntry
@@ -62,28 +65,21 @@ class LoadedEntry:
 
 
 def read_entry(files: ModelFiles, info: ModelInfo) -> CatalogEntry:
-    """The entry of a model under its own name. Raises ModelError, or another exception if the configuration is invalid."""
+    """The entry of a model under its own name. Raises any exception if the configuration is invalid."""
     config = files.config | (files.config.get("text_config") or {})
-    family = str(files.config.get("model_type") or "")
     with translate_os_errors(files.folder):
+        own = {
+            "quantization": info.quantization or _SHORT_TYPES.get(info.dtype, info.dtype.upper()),
+            "digest": info.digest.removeprefix("sha256:"),
+            "capabilities": tuple(each for each in info.capabilities if each != "chat"),
+        }
         return CatalogEntry(
-            name=files.name,
-            family=family,
-            families=(family,),
-            format="safetensors",
-            architecture=info.architecture,
-            num_parameters=info.num_parameters,
-            parameter_size=human_number(info.num_parameters),
-            quantization=info.quantization or _SHORT_TYPES.get(info.dtype, info.dtype.upper()),
-            digest=info.digest.removeprefix("sha256:"),
-            size_bytes=info.size_bytes,
-            modified=files.created or _modified(files),
-            context_tokens=info.context_tokens,
+            **vars(info) | own,
+            family=str(files.config.get("model_type") or ""),
+            modified=files.created or datetime.fromtimestamp((files.folder / CONFIG_FILE).stat().st_mtime, UTC),
             embedding_length=next((int(config[key]) for key in _SIZE_KEYS if config.get(key)), 0),
-            capabilities=tuple(each for each in info.capabilities if each != "chat"),
             template=_read_template(files),
             license=_read_license(files),
-            sampling=info.sampling,
         )
 
 
@@ -95,12 +91,8 @@ def human_number(number: int) -> str:
     return str(number)
 
 
-def _modified(files: ModelFiles) -> datetime:
-    return datetime.fromtimestamp((files.folder / CONFIG_FILE).stat().st_mtime, UTC)
-
-
 def _read_template(files: ModelFiles) -> str:
-    """The text of the chat template: a file of its own, or a part of the tokenizer's configuration."""
+    """The chat template: a file of its own, or a part of the tokenizer's configuration."""
     own = files.folder / "chat_template.jinja"
     if own.is_file():
         return own.read_text(encoding="utf-8", errors="replace")
@@ -117,3 +109,77 @@ def _read_template(files: ModelFiles) -> str:
 def _read_license(files: ModelFiles) -> str:
     file = next((files.folder / name for name in _LICENSE_FILES if (files.folder / name).is_file()), None)
     return file.read_text(encoding="utf-8", errors="replace")[:_LICENSE_CHARS] if file else ""
+
+
+class InfoMemo:
+    """The descriptions of models by folder, kept in a small file in the cache folder."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._file = settings.cache_folder / _MEMO_FILE
+        self._lock = Lock()
+        self._entries: dict[str, dict[str, Any]] | None = None
+
+    def find(self, files: ModelFiles) -> ModelInfo:
+        """The description of a model, computed at the first call. Raises ModelError."""
+        with self._lock:  # so that two threads do not read the same model
+            if self._entries is None:
+                self._entries = read_notes(self._file)
+            key = str(files.folder)
+            with translate_os_errors(files.folder):
+                stamp = _stamp(files)
+                entry = self._entries.get(key, {})
+                info = _read_info(entry.get("info")) if entry.get("stamp") == stamp else None
+                if info is not None:
+                    return info
+                info = describe(files, hash_weights(files, self._settings))
+            self._entries[key] = {"stamp": stamp, "info": asdict(info)}
+            write_notes(self._file, read_notes(self._file) | {key: self._entries[key]})
+            return info
+
+
+class TwinMemo:
+    """Finds models with equal files. Their fingerprints are kept in memory."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._prints: dict[Path, tuple[str, str]] = {}  # stamp and fingerprint, by folder
+
+    def oldest(self, files: ModelFiles, others: Sequence[ModelFiles]) -> ModelFiles:
+        """Of the models whose files equal these, the one that was made first. Reads the sizes of each model's weights."""
+        try:
+            sizes = _sizes(files)
+            alike = [each for each in others if each.folder != files.folder and _sizes(each) == sizes]
+            if not sizes or not alike:
+                return files
+            wanted = self._fingerprint(files)
+            equal = [files, *(each for each in alike if self._fingerprint(each) == wanted)]
+        except (ModelError, OSError):  # which using the model reports
+            return files
+        return min(equal, key=lambda each: (each.created is None, each.created and each.created.timestamp(), each.name))
+
+    def _fingerprint(self, files: ModelFiles) -> str:
+        stamp = _stamp(files)
+        known = self._prints.get(files.folder)
+        if known is None or known[0] != stamp:
+            known = self._prints[files.folder] = (stamp, fingerprint(files, self._settings))
+        return known[1]
+
+
+def _sizes(files: ModelFiles) -> dict[str, int]:
+    return {file.name: file.stat().st_size for file in files.weights}
+
+
+def _stamp(files: ModelFiles) -> str:
+    """A text that changes with every file of the model. Raises OSError."""
+    there = {file for file in files.folder.iterdir() if file.is_file()}
+    stamps = sorted(stamp_of(file) for file in there | set(files.weights))  # a GGUF file may be anywhere
+    return "\n".join([f"format {_FORMAT}", files.name, *stamps])
+
+
+def _read_info(plain: Any) -> ModelInfo | None:
+    if not isinstance(plain, dict) or set(plain) != {each.name for each in fields(ModelInfo)}:
+        return None
+    if not isinstance(plain["sampling"], dict):
+        return None
+    return ModelInfo(**plain | {"capabilities": tuple(map(str, plain["capabilities"]))})

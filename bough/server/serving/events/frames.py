@@ -1,4 +1,4 @@
-"""Events as JSON: nodes, requests and figures, in the words of the documented stream.
+"""Events as JSON: nodes, requests and figures.
 
 Nodes are written in a thread, because decoding their texts takes time; each record is written once for all readers.
 """
@@ -14,15 +14,17 @@ from bough.cache.admin.view import PAUSE_NODES, PAUSE_S, explain_reuse
 from bough.cache.admin.watch import TreeChanges
 from bough.cache.tree.census import NodeRecord
 from bough.cache.tree.state import Tier
-from bough.cache.tree.tokens import cut, pack
-from bough.server.serving.model.look import TEXT_TOKENS, Seen
-from bough.server.serving.progress import RequestProgress, Totals
+from bough.cache.tree.tokens import cut
+from bough.server.serving.loaded.progress import RequestProgress, Totals
+from bough.server.serving.model.contract import TEXT_TOKENS, RequestPosition
 from bough.types import Usage
 
-TEXT_CHARACTERS = 200
-"""Of a long edge only the beginning is told; `/api/cache/nodes` tells all of it."""
+TEXT_CHARACTERS = 200  # the start of a long edge that is shown; `/api/cache/nodes` has all of it
 
-_AROUND = 12  # tokens that are shown of where a prompt leaves the tree
+_AROUND = 12  # tokens that are shown behind the point where a prompt leaves the tree
+
+_OF_MODELS = ("lane_bytes", "lanes", "busy_lanes", "queue", "running", "evicted_tokens")
+_RECORDED = ("host_bytes", "disk_bytes", "store_bytes", "recomputed_tokens")  # 0 until a request has ended
 
 Decode = Callable[[bytes], str]
 NodePieces = dict[str, dict[int, str | None]]
@@ -34,7 +36,7 @@ def to_json(value: Any) -> str:
 
 
 def write_nodes(changes: TreeChanges, decode: Decode) -> NodePieces:
-    """The JSON of every node that has changed. It pauses now and then, so that other threads can go on."""
+    """The JSON of every changed node. It pauses now and then for other threads."""
     written: NodePieces = {}
     for root, changed in changes.roots.items():
         pieces = written.setdefault(root, {})
@@ -61,7 +63,7 @@ def _write_node(record: NodeRecord, decode: Decode, wall_offset: float) -> str:
             "tiers": {tier.name.lower(): record.tiers[tier] for tier in Tier if record.tiers[tier]},
             "points": record.points,
             "kept": record.kept,
-            "in_use": record.is_pinned,
+            "in_use": record.is_in_use,
             "hits": record.hits,
             "last_used": round(record.last_used + wall_offset, 3) if record.last_used else None,
         }
@@ -69,15 +71,14 @@ def _write_node(record: NodeRecord, decode: Decode, wall_offset: float) -> str:
 
 
 def usage_of(progress: RequestProgress) -> Usage:
-    """What a request has reused and computed so far, or in all if it has ended."""
+    """The tokens that a request has reused and computed so far."""
     record = progress.record
     return progress.usage if record is None or record.usage is None else record.usage
 
 
-def describe_request(progress: RequestProgress, seen: Seen, reason: str, now: float) -> dict[str, Any]:
-    """A request as it is now."""
+def describe_request(progress: RequestProgress, seen: RequestPosition, reason: str, now: float) -> dict[str, Any]:
     record, usage = progress.record, usage_of(progress)
-    prompt_tokens = usage.prompt_tokens or len(progress.prompt_ids)
+    prompt_tokens = usage.prompt_tokens or len(progress.prompt)
     first_s = max(0.0, progress.first_s - progress.waited_s) if progress.first_s else None
     described = {
         "id": progress.request_id,
@@ -94,17 +95,14 @@ def describe_request(progress: RequestProgress, seen: Seen, reason: str, now: fl
         "queue_s": round(progress.waited_s, 4),
         "first_token_s": _rounded(first_s),
         "total_s": round(record.total_s if record is not None else now - progress.opened_s, 4),
-        "host_bytes": record.host_bytes if record is not None else 0,
-        "disk_bytes": record.disk_bytes if record is not None else 0,
-        "store_bytes": record.store_bytes if record is not None else 0,
-        "recomputed_tokens": record.recomputed_tokens if record is not None else 0,
+        **{name: getattr(record, name) if record is not None else 0 for name in _RECORDED},
         "without_s": _rounded(first_s + seen.reused_s if first_s is not None and seen.reused_s is not None else None),
         "reason": reason,
     }
     return described | ({"error": record.error} if record is not None and record.error else {})
 
 
-def _state_of(progress: RequestProgress, seen: Seen) -> str:
+def _state_of(progress: RequestProgress, seen: RequestPosition) -> str:
     if progress.end is not None:
         return progress.end
     if not progress.has_lane:
@@ -115,15 +113,15 @@ def _state_of(progress: RequestProgress, seen: Seen) -> str:
 
 
 def explain_request(progress: RequestProgress, *, is_enabled: bool, decode: Decode) -> str:
-    """Why a request reuses so much and not more, in words; "" while it waits for a lane."""
+    """Why a request reuses no more; "" while it waits for a lane."""
     if not progress.has_lane:
         return ""
-    usage, ids = usage_of(progress), progress.prompt_ids
-    total = usage.prompt_tokens or len(ids)
+    usage, prompt = usage_of(progress), progress.prompt
+    total = usage.prompt_tokens or len(prompt)
     reason = explain_reuse(total, usage.matched_tokens, usage.cached_tokens, is_enabled=is_enabled)
     if usage.matched_tokens >= total:
         return reason
-    goes_on = decode(pack(ids[usage.matched_tokens : usage.matched_tokens + _AROUND]))
+    goes_on = decode(prompt[usage.matched_tokens : usage.matched_tokens + _AROUND].input)
     return f"{reason}; it goes on there with {goes_on!r}"
 
 
@@ -132,28 +130,25 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def describe_figures(
-    model: str, snapshot: Mapping[str, Any], totals: Totals, prefill_tokens_per_s: float | None
+    model: str, figures: Mapping[str, Any], totals: Totals, prefill_tokens_per_s: float | None
 ) -> dict[str, Any]:
-    """The figures of a whole model, for those who see all."""
-    tiers = {"device": {"bytes": snapshot["used_bytes"], "budget_bytes": snapshot["budget_bytes"]}}
+    """The figures of a model, or of one salt, which has neither budgets nor lanes of its own."""
+    return {
+        "model": model,
+        "nodes": figures["nodes"],
+        "tokens": figures["tokens"],
+        "tiers": _describe_tiers(figures),
+        **{name: figures[name] for name in _OF_MODELS if name in figures},
+        **vars(totals),
+        "prefill_tokens_per_s": None if prefill_tokens_per_s is None else round(prefill_tokens_per_s, 1),
+    }
+
+
+def _describe_tiers(figures: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    if "budget_bytes" not in figures:
+        return {"device": {"bytes": figures["tree_bytes"]}}
+    tiers = {"device": {"bytes": figures["used_bytes"], "budget_bytes": figures["budget_bytes"]}}
     for tier in ("host", "disk"):
-        if f"{tier}_bytes" in snapshot:
-            tiers[tier] = {"bytes": snapshot[f"{tier}_bytes"], "budget_bytes": snapshot[f"{tier}_budget_bytes"]}
-    names = ("lane_bytes", "lanes", "busy_lanes", "queue", "running", "evicted_tokens")
-    counts = {name: snapshot[name] for name in ("nodes", "tokens")}
-    rest = {name: snapshot[name] for name in names}
-    return {"model": model, **counts, "tiers": tiers, **rest, **_write_totals(totals, prefill_tokens_per_s)}
-
-
-def describe_own_figures(
-    model: str, stats: Mapping[str, int], totals: Totals, prefill_tokens_per_s: float | None
-) -> dict[str, Any]:
-    """The figures of one salt, for those who see nothing else."""
-    tiers = {"device": {"bytes": stats["tree_bytes"]}}
-    counts = {name: stats[name] for name in ("nodes", "tokens")}
-    return {"model": model, **counts, "tiers": tiers, **_write_totals(totals, prefill_tokens_per_s)}
-
-
-def _write_totals(totals: Totals, prefill_tokens_per_s: float | None) -> dict[str, Any]:
-    rate = None if prefill_tokens_per_s is None else round(prefill_tokens_per_s, 1)
-    return {**vars(totals), "prefill_tokens_per_s": rate}
+        if f"{tier}_bytes" in figures:
+            tiers[tier] = {"bytes": figures[f"{tier}_bytes"], "budget_bytes": figures[f"{tier}_budget_bytes"]}
+    return tiers

@@ -1,12 +1,11 @@
 """The event stream: readers, and a feed for each loaded model while there are any.
 
-Without readers nothing runs and nothing is noted. Everything here runs on the event loop.
+Without readers nothing runs. Everything here runs on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Iterable, Iterator
 
@@ -14,71 +13,58 @@ from bough.errors import ShuttingDown, Unavailable
 from bough.server.serving.ask import tenant_of
 from bough.server.serving.events.feed import ModelFeed
 from bough.server.serving.events.frames import to_json
-from bough.server.serving.events.reader import Frame, Reader
+from bough.server.serving.events.reader import EventReader, Frame
 from bough.server.serving.loaded import LoadedModels
-from bough.server.serving.progress import Followed, LiveRequests
+from bough.server.serving.loaded.progress import FollowedRequests, LiveRequests
 from bough.system.distribution import VERSION
+from bough.system.tasks import wait_until_set
 
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-MOST_READERS, MOST_OF_ONE = 64, 16
-"""So many clients may read, and so many with one key or salt, which see one tree alone."""
-
+MOST_READERS, MOST_OF_ONE = 64, 16  # clients in all, and with one key or salt, which see one tree alone
 LEAST_INTERVAL_S, MOST_INTERVAL_S, INTERVAL_S = 0.1, 10.0, 0.25
-
-_MODELS_S = 0.5  # how often the list of loaded models is looked at
+_MODELS_S = 0.5  # how often the list of loaded models is read
 _BATCH_CHARACTERS = 2**16
-_SILENCE_S = 10.0  # after which a reader is told that the server is still there
+_SILENCE_S = 10.0  # after which a reader gets a sign of life
 
 
 class EventHub:
-    """Lets readers watch the loaded models."""
-
     def __init__(self, models: LoadedModels, requests: LiveRequests, default_model: str) -> None:
         self._models = models
         self._requests = requests
         self._default_model = default_model
-        self._readers: list[Reader] = []
+        self._readers: list[EventReader] = []
         self._feeds: dict[str, ModelFeed] = {}
-        self._told_models = ""
+        self._sent_models = ""
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    @property
-    def num_readers(self) -> int:
-        return len(self._readers)
-
-    def open(self, salt: str | None, model: str | None = None, interval_s: float = INTERVAL_S) -> Reader:
-        """A new reader, for `frames`; `leave` when it has gone. `salt` is the only tree that it may see, None: all.
-
-        Raises Unavailable if there are too many readers, or the server is ending.
-        """
+    def open(self, salt: str | None, model: str | None = None, interval_s: float = INTERVAL_S) -> EventReader:
+        """A new reader for `frames`, until `leave`, of one salt's tree or of all. Raises Unavailable."""
         if self._is_closed:
             raise ShuttingDown("the server is shutting down, and tells no more events")
         if len(self._readers) >= MOST_READERS:
             raise Unavailable(f"{len(self._readers)} clients read events already, and at most {MOST_READERS} may")
-        if salt is not None and self._count_readers(tenant_of(salt)) >= MOST_OF_ONE:
+        salts = [each.salt for each in self._readers if each.salt is not None]
+        if salt is not None and list(map(tenant_of, salts)).count(tenant_of(salt)) >= MOST_OF_ONE:
             raise Unavailable(f"{MOST_OF_ONE} clients with this key or salt read events already, and no more may")
-        reader = Reader(salt, model, interval_s)
+        reader = EventReader(salt, model, interval_s)
         self._readers.append(reader)
-        reader.tell_models(self._told_models or self._describe_models())
+        reader.send_models(self._sent_models or self._describe_models())
         for feed in self._feeds.values():
             feed.welcome(reader)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="bough-events")
         return reader
 
-    def _count_readers(self, tenant: str) -> int:
-        return sum(each.salt is not None and tenant_of(each.salt) == tenant for each in self._readers)
-
-    def leave(self, reader: Reader) -> None:
-        """A reader has gone. A second call does nothing."""
+    def leave(self, reader: EventReader) -> None:
+        """Remove a reader. A second call does nothing."""
         if reader in self._readers:
             self._readers.remove(reader)
 
-    async def frames(self, reader: Reader) -> AsyncIterator[list[Frame]]:
-        """The events for one reader, those that are sent together as one list; it is empty after a while without news."""
+    async def frames(self, reader: EventReader) -> AsyncIterator[list[Frame]]:
+        """The events for one reader, in lists to send together; an empty list after a while without news."""
         scope = "all" if reader.salt is None else "own"
         hello = {"version": FORMAT, "bough": VERSION, "interval_s": reader.interval_s, "scope": scope}
         yield [("hello", to_json(hello))]
@@ -99,8 +85,8 @@ class EventHub:
             reader.end()
 
     async def _run(self) -> None:
-        """Have a feed for each loaded model that somebody watches, while there are readers."""
-        followed = Followed(None)  # a model may be loaded for a single short answer
+        """Keep a feed for each loaded model with a reader, while there are readers."""
+        followed = FollowedRequests(None)  # a model may be loaded for a single short answer
         try:
             with self._requests.follow(followed):
                 while self._readers:
@@ -111,11 +97,9 @@ class EventHub:
                     except Exception:
                         log.exception("the loaded models could not be listed for those who watch; it is tried again")
                         await asyncio.sleep(_MODELS_S)
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(_MODELS_S):
-                            await followed.wakes.wait()
+                    await wait_until_set(followed.wakes, _MODELS_S)
         finally:
-            feeds, self._feeds, self._task, self._told_models = self._feeds, {}, None, ""
+            feeds, self._feeds, self._task, self._sent_models = self._feeds, {}, None, ""
             await asyncio.gather(*(feed.stop() for feed in feeds.values()))
 
     async def _update_feeds(self) -> None:
@@ -130,10 +114,10 @@ class EventHub:
             if name not in self._feeds and self._is_watched(name):
                 self._feeds[name] = ModelFeed(model, self._requests, lambda: self._readers)
         described = self._describe_models()
-        if described != self._told_models:
-            self._told_models = described
+        if described != self._sent_models:
+            self._sent_models = described
             for reader in self._readers:
-                reader.tell_models(described)
+                reader.send_models(described)
 
     def _is_watched(self, model: str) -> bool:
         return any(reader.sees(model) for reader in self._readers)

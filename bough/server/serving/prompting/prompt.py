@@ -1,38 +1,32 @@
-"""The prompt of an ask: renders messages, tools and thinking, encodes them, and checks that they fit the context."""
+"""From an ask to a request: renders messages, tools and thinking, encodes them, and checks that they fit the context."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
+import codecs
+import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from itertools import accumulate
+from typing import Any
 
 from bough.errors import PromptTooLong, RequestError
-from bough.generate.request import default_max_tokens
-from bough.models.chat.tools import prepare_messages
-from bough.models.encoder import PromptLimit
-from bough.models.prompts import Encoded, Prompts
-from bough.server.serving.ask import Ask, EchoedPrompt
-from bough.server.serving.prompting.continuation import continue_context
-from bough.server.serving.prompting.echo import make_echo
-from bough.server.serving.prompting.tools import forced_format
+from bough.generate.request import Request, default_max_tokens
+from bough.models.chat.messages import prepare_messages
+from bough.models.defaults import NO_DEFAULTS, ModelDefaults
+from bough.models.encoder import UNLIMITED, PromptLimit
+from bough.models.prompts import EncodedPrompt, Prompts
+from bough.models.tokenizer import Tokenizer
+from bough.sampling_params import TO_THE_END
+from bough.server.serving.ask import Ask, EchoedPrompt, ToolChoice
 from bough.server.serving.prompting.truncation import shorten
-from bough.system.threads import lower_priority
-from bough.types import TO_THE_END, Message, SamplingParams, Tool
+from bough.types import Message, SamplingParams, Tool
 
-Result = TypeVar("Result")
-
-LARGE_CHARS = 2**18  # a prompt of more characters is large
-_NUM_THREADS = 4
-_ROOM_TOKENS = 128
-"""Tokens reserved for an answer of unknown length when a chat is shortened."""
-
-_TOKENS_AROUND, _BYTES_PER_TOKEN = 5, 4
-"""For estimates: tokens that a template adds to a message, and bytes per token."""
-
+_ROOM_TOKENS = 128  # reserved for an answer of unknown length when a chat is shortened
+_TOKENS_AROUND, _BYTES_PER_TOKEN = 5, 4  # for estimates: tokens that a template adds to a message, and bytes per token
 _SURELY_TOO_LONG = 4  # times the limit: an estimate above this is not tried
+_QUESTION: Message = {"role": "user", "content": "Hello"}
+_ANSWER = "Yes"
 _RESYNC_CHARS = 1024  # after a cut in a text, its tokens are the same again within this many characters
 
 
@@ -47,53 +41,74 @@ class ModelFacts:
     knows_thinking: bool
     has_template: bool = True
     max_tokens: int = 0  # of an answer without a limit of its own; 0: by the context
+    defaults: ModelDefaults = NO_DEFAULTS
 
 
 @dataclass(frozen=True)
-class PreparedPrompt:
-    """A prompt, ready to run, and how to read its answer."""
+class AnswerFormat:
+    """How an answer is read: the parameters of each tool that was offered, by name, thinking, and the prompt's echo."""
 
-    encoded: Encoded
-    params: SamplingParams
-    tools: Mapping[str, Any]  # the parameters of each tool that was offered, by name
+    tools: Mapping[str, Any]
     is_forced: bool = False
     splits_thinking: bool = False
     starts_thinking: bool = False
     echo: EchoedPrompt | None = None
 
+    @classmethod
+    def of(cls, ask: Ask, model: ModelFacts, request: Request) -> AnswerFormat:
+        splits = (request.is_chat or bool(ask.context)) and model.knows_thinking and not ask.keeps_thinking
+        offered = [tool["function"] for tool in ask.tool_choice.offer(ask.tools)]
+        return cls(
+            {function["name"]: function.get("parameters") for function in offered},
+            is_forced=ask.tool_choice.mode == "required",
+            splits_thinking=splits,
+            starts_thinking=splits and model.prompts.starts_thinking(request.tokens),
+            echo=make_echo(ask, request.tokens, model.prompts.tokenizer) if ask.echoes else None,
+        )
 
-def prepare_prompt(
+
+def prepare_request(
+    ask: Ask,
+    model: ModelFacts,
+    *,
+    sorts_tools: bool = False,
+    tenant: str = "",
+    deadline_s: float = math.inf,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> Request:
+    """What is to be computed for the first choice of an ask. Raises RequestError, PromptTooLong, RequestCancelled."""
+    prompt = encode_ask(ask, model, sorts_tools=sorts_tools, is_cancelled=is_cancelled)
+    params, forced = _bounded(ask, model, len(prompt.tokens)), forced_format(ask.tools, ask.tool_choice)
+    return Request.of(
+        prompt,
+        params if forced is None else replace(params, format=forced),
+        salt=ask.salt,
+        tenant=tenant,
+        deadline_s=deadline_s,
+        choice=ask.first_choice,
+        scores_prompt=ask.scores_prompt,
+    )
+
+
+def encode_ask(
     ask: Ask,
     model: ModelFacts,
     *,
     sorts_tools: bool = False,
     max_tokens: int | None = None,
     is_cancelled: Callable[[], bool] = lambda: False,
-) -> PreparedPrompt:
-    """The prompt of an ask, of at most `max_tokens`, by default what the context holds.
+) -> EncodedPrompt:
+    """The prompt of an ask, of at most `max_tokens`, by default the context. Raises as `prepare_request`."""
+    limit = PromptLimit(max_tokens or _context_of(ask, model), is_cancelled)
+    return _encode(_resolve(ask, model, is_cancelled), model, limit, sorts_tools)
 
-    Raises RequestError for what this model cannot do, PromptTooLong and RequestCancelled.
-    """
-    ask = _resolve(ask, model, is_cancelled)
-    context = min(ask.context_tokens or model.context_tokens, model.context_tokens)
-    encoded = _encode(ask, model, PromptLimit(max_tokens or context, is_cancelled), sorts_tools)
-    params = _bounded(ask, model, encoded, context)
-    offered = ask.tools if ask.tool_choice.mode != "none" else ()
-    forced = forced_format(ask.tools, ask.tool_choice)
-    splits = (ask.messages is not None or bool(ask.context)) and model.knows_thinking and not ask.keeps_thinking
-    return PreparedPrompt(
-        encoded,
-        params if forced is None else replace(params, format=forced),
-        {tool["function"]["name"]: tool["function"].get("parameters") for tool in offered},
-        is_forced=forced is not None,
-        splits_thinking=splits,
-        starts_thinking=splits and model.prompts.starts_thinking(encoded),
-        echo=make_echo(ask, encoded.ids, model.prompts.tokenizer) if ask.echoes else None,
-    )
+
+def _context_of(ask: Ask, model: ModelFacts) -> int:
+    return min(ask.context_tokens or model.context_tokens, model.context_tokens)
 
 
 def _resolve(ask: Ask, model: ModelFacts, is_cancelled: Callable[[], bool]) -> Ask:
-    """The ask with a text instead of messages if the model has no template, and with ids if it continues a context."""
+    """Replace messages by a text if the model has no template, and by ids if they continue a context."""
     if ask.messages is None:
         return ask
     if ask.may_lack_template and not model.has_template:
@@ -109,11 +124,14 @@ def _resolve(ask: Ask, model: ModelFacts, is_cancelled: Callable[[], bool]) -> A
     return replace(ask, messages=None, ids=continue_context(model.prompts, ask.context, messages, limit, **options))
 
 
-def _encode(ask: Ask, model: ModelFacts, limit: PromptLimit, sorts_tools: bool) -> Encoded:
+def _encode(ask: Ask, model: ModelFacts, limit: PromptLimit, sorts_tools: bool) -> EncodedPrompt:
     if ask.messages is not None:
         return _encode_chat(ask, model, limit, sorts_tools)
     if ask.suffix is not None:
-        return _encode_infill(ask, model, limit)
+        assert ask.text is not None
+        if model.prompts.tokenizer.infill is None:
+            raise RequestError(f"{model.name} does not support insert")
+        return model.prompts.encode_infill(ask.text, ask.suffix, limit)
     prompt = ask.text if ask.text is not None else list(ask.ids or ())
     if not ask.truncates:
         return model.prompts.encode(prompt, raw=True, limit=limit)
@@ -122,58 +140,38 @@ def _encode(ask: Ask, model: ModelFacts, limit: PromptLimit, sorts_tools: bool) 
         longest = kept_tokens * model.prompts.tokenizer.encoder.token_bytes
         prompt = prompt[-(longest + _RESYNC_CHARS) :]
     encoded = model.prompts.encode(prompt, raw=True)
-    return Encoded(encoded.ids[-kept_tokens:]) if len(encoded.ids) > kept_tokens else encoded
+    return EncodedPrompt(encoded.tokens[-kept_tokens:]) if len(encoded.tokens) > kept_tokens else encoded
 
 
-def _encode_infill(ask: Ask, model: ModelFacts, limit: PromptLimit) -> Encoded:
-    assert ask.text is not None and ask.suffix is not None
-    if model.prompts.tokenizer.infill is None:
-        raise RequestError(f"{model.name} does not support insert")
-    return model.prompts.encode_infill(ask.text, ask.suffix, limit)
-
-
-def _encode_chat(ask: Ask, model: ModelFacts, limit: PromptLimit, sorts_tools: bool) -> Encoded:
+def _encode_chat(ask: Ask, model: ModelFacts, limit: PromptLimit, sorts_tools: bool) -> EncodedPrompt:
     assert ask.messages is not None
     if ask.tools and ask.needs_tool_template and not model.knows_tools:
         raise RequestError(f"{model.name} does not support tools")
     if ask.think and not model.knows_thinking:
         raise RequestError(f'"{model.name}" does not support thinking')
-    tools = sorted(ask.tools, key=_name) if sorts_tools else ask.tools
+    tools = sorted(ask.tools, key=lambda tool: str(tool["function"]["name"])) if sorts_tools else ask.tools
     rendering = _Rendering(ask, model, tools, limit)
     if not ask.truncates:
         return rendering.encode(ask.messages)
-    return _encode_shortened(ask.messages, rendering, _tokens_for_prompt(ask, limit))
-
-
-def _encode_shortened(messages: Sequence[Message], rendering: _Rendering, max_tokens: int) -> Encoded:
-    """The messages as ids, the oldest left out where there would be more than `max_tokens`."""
-    encoded = None
-    if sum(map(rendering.estimate, messages)) <= _SURELY_TOO_LONG * max_tokens:
-        encoded = rendering.try_encode(messages)
-    if encoded is not None and len(encoded.ids) <= max_tokens:
-        return encoded
-    return rendering.encode(shorten(messages, max_tokens, rendering))
+    most = _tokens_for_prompt(ask, limit)
+    if sum(map(rendering.estimate, ask.messages)) <= _SURELY_TOO_LONG * most:
+        with suppress(PromptTooLong):
+            encoded = rendering.encode(ask.messages)
+            if len(encoded.tokens) <= most:
+                return encoded
+    return rendering.encode(shorten(ask.messages, most, rendering))
 
 
 @dataclass(frozen=True)
 class _Rendering:
-    """How the messages of one ask are measured and encoded."""
-
     ask: Ask
     model: ModelFacts
     tools: Sequence[Tool]
     limit: PromptLimit
 
-    def encode(self, messages: Sequence[Message]) -> Encoded:
+    def encode(self, messages: Sequence[Message]) -> EncodedPrompt:
         prompt, options = self._given(messages)
         return self.model.prompts.encode(prompt, limit=self.limit, **options)
-
-    def try_encode(self, messages: Sequence[Message]) -> Encoded | None:
-        """As `encode`, but None if there are too many tokens."""
-        try:
-            return self.encode(messages)
-        except PromptTooLong:
-            return None
 
     def estimate(self, message: Message) -> int:
         return _TOKENS_AROUND + len(_text_of(message).encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN
@@ -186,14 +184,13 @@ class _Rendering:
             return error.prompt_tokens
 
     def _given(self, messages: Sequence[Message]) -> tuple[list[Message], dict[str, Any]]:
-        """The messages for the template, and its options."""
-        given = prepare_messages(
-            messages, self.ask.tool_choice.offer(self.tools), template_knows_tools=self.model.knows_tools
-        )
+        tools = self.ask.tool_choice.offer(self.tools)
+        given = prepare_messages(messages, tools, template_knows_tools=self.model.knows_tools)
         options: dict[str, Any] = {"tools": given.tools}
         if self.ask.think is not None and self.model.knows_thinking:
             options["enable_thinking"] = self.ask.think
-        if not _has_begun(messages):
+        has_begun = len(messages) > 1 and messages[-1].get("role") == "assistant" and not messages[-1].get("tool_calls")
+        if not has_begun:
             return given.messages, options
         begun = _text_of(given.messages[-1]).rstrip()  # spaces at the end would mislead the model
         return given.messages[:-1], options | {"prefill": begun}
@@ -206,30 +203,26 @@ class _Rendering:
         return tokenizer.decode(ids[-at_most:] if is_long else ids[num_tokens + 1 :])
 
 
-def _has_begun(messages: Sequence[Message]) -> bool:
-    """Whether the last message is the beginning of the answer."""
-    return len(messages) > 1 and messages[-1].get("role") == "assistant" and not messages[-1].get("tool_calls")
-
-
 def _text_of(message: Message) -> str:
     content = message.get("content") or ""
     return content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
 
 
-def _bounded(ask: Ask, model: ModelFacts, encoded: Encoded, context: int) -> SamplingParams:
-    """The parameters with a length that fits the context, if the ask has one of its own. Raises PromptTooLong."""
-    room, wanted = context - len(encoded.ids), ask.params.max_tokens
+def _bounded(ask: Ask, model: ModelFacts, num_tokens: int) -> SamplingParams:
+    """The parameters with the model's own, and a length that fits the context if the ask has one. Raises PromptTooLong."""
+    params, context = model.defaults.fill(ask.params, ask.unset), _context_of(ask, model)
+    room, wanted = context - num_tokens, params.max_tokens
     if room < 1 and wanted != 0:
-        raise PromptTooLong(len(encoded.ids), context)
+        raise PromptTooLong(num_tokens, context)
     if ask.context_tokens is None:
-        return ask.params
+        return params
     if wanted is None:
         wanted = model.max_tokens or default_max_tokens(context)
-    return replace(ask.params, max_tokens=room if wanted == TO_THE_END else min(wanted, room))
+    return replace(params, max_tokens=room if wanted == TO_THE_END else min(wanted, room))
 
 
 def _tokens_for_prompt(ask: Ask, limit: PromptLimit) -> int:
-    """How many tokens of the context a prompt that is shortened may take; the rest is for the answer."""
+    """The most tokens of a prompt that is shortened; the rest of the context is for the answer."""
     assert limit.max_tokens is not None
     wanted = ask.params.max_tokens
     if wanted is None or wanted == TO_THE_END:
@@ -238,27 +231,80 @@ def _tokens_for_prompt(ask: Ask, limit: PromptLimit) -> int:
     return max(1, limit.max_tokens - room)
 
 
-def _name(tool: Tool) -> str:
-    return str(tool["function"]["name"])
+def continue_context(
+    prompts: Prompts, context: Sequence[int], messages: Sequence[Message], limit: PromptLimit = UNLIMITED, **options: Any
+) -> list[int]:
+    """A prompt that continues a context, the ids of an earlier prompt and its answer: it ends that answer's turn first.
 
-
-class PromptThreads:
-    """The threads in which one model's prompts are prepared: rendered, encoded, and their grammars compiled.
-
-    Each model has its own, because chat templates come with models and may take long: one model's prompts never wait for
-    another's. Only one thread at a time runs Python, so there are few of them. Large prompts run one after the other, in a
-    thread of lower priority. The threads end with this object.
+    The ids of an answer have no end-of-turn token. The options are those of the template. If the template renders a turn
+    differently behind others, the messages follow as a chat of their own. Raises PromptTooLong and RequestCancelled.
     """
+    begun = prompts.encode([_QUESTION], prefill=_ANSWER).tokens.ids
+    try:
+        chat = [_QUESTION, {"role": "assistant", "content": _ANSWER}, *messages]
+        whole = prompts.encode(chat, limit=limit, **options).tokens.ids
+    except PromptTooLong:
+        raise
+    except RequestError:  # some templates allow no system message on the way
+        whole = []
+    is_apart = whole[: len(begun)] == begun
+    return [*context, *(whole[len(begun) :] if is_apart else prompts.encode(messages, limit=limit, **options).tokens)]
 
-    def __init__(self) -> None:
-        self._small = ThreadPoolExecutor(_NUM_THREADS, "bough-prompts")
-        self._large = ThreadPoolExecutor(1, "bough-large-prompts", initializer=lower_priority)
 
-    async def run(self, work: Callable[[Callable[[], bool]], Result], num_chars: int = 0) -> Result:
-        """Run work on a prompt of this length. The work gets a function that says whether the caller was cancelled."""
-        gone = threading.Event()
-        executor = self._large if num_chars > LARGE_CHARS else self._small
-        try:
-            return await asyncio.get_running_loop().run_in_executor(executor, work, gone.is_set)
-        finally:
-            gone.set()
+def make_echo(ask: Ask, ids: Sequence[int], tokenizer: Tokenizer) -> EchoedPrompt:
+    """The prompt as the client gets it back: a text as it came, ids as the text of their bytes; with tokens if scored."""
+    if ask.text is not None and not ask.scores_prompt:
+        return EchoedPrompt(ask.text)
+    tokens = tuple(map(tokenizer.token_bytes, ids))
+    if ask.text is not None:
+        return EchoedPrompt(ask.text, tokens, tuple(tokenizer.encoder.find_starts(ask.text)))
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    pieces = [decoder.decode(each) for each in tokens]
+    text = "".join(pieces) + decoder.decode(b"", final=True)
+    if not ask.scores_prompt:
+        return EchoedPrompt(text)
+    return EchoedPrompt(text, tokens, tuple(accumulate(map(len, pieces[:-1]), initial=0)))
+
+
+def forced_format(tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
+    """The JSON schema of a call of a tool, or of the named one; None if none is forced. Raises RequestError."""
+    if choice.mode != "required":
+        return None
+    wanted = [tool["function"] for tool in tools if choice.name in (None, tool["function"]["name"])]
+    if not wanted:
+        names = ", ".join(tool["function"]["name"] for tool in tools) or "none"
+        raise RequestError(f"a call of {choice.name or 'a tool'} is asked for; the tools are: {names}")
+    schemas = [_call_schema(function, f"tool_{number}") for number, function in enumerate(wanted)]
+    definitions = {key: value for schema in schemas for key, value in schema.pop("$defs", {}).items()}
+    forced = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    return {**forced, "$defs": definitions} if definitions else forced
+
+
+def _call_schema(function: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The schema of a call. Parameters that refer to parts of themselves move into the definitions."""
+    arguments: dict[str, Any] = {**(function.get("parameters") or {}), "type": "object"}
+    moved = _refer_below(arguments, f"#/$defs/{place}")
+    schema = {
+        "type": "object",
+        "properties": {"name": {"const": function["name"]}, "arguments": arguments},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+    if moved == arguments:
+        return schema
+    schema["properties"] = {"name": {"const": function["name"]}, "arguments": {"$ref": f"#/$defs/{place}"}}
+    return {**schema, "$defs": {place: moved}}
+
+
+def _refer_below(schema: Any, root: str) -> Any:
+    """The schema with its references, which start at its own root, moved below another root."""
+    if isinstance(schema, list):
+        return [_refer_below(each, root) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: root + value[1:]
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else _refer_below(value, root)
+        for key, value in schema.items()
+    }

@@ -1,11 +1,11 @@
-"""Chats that are too long for the context: which of their oldest messages are left out.
+"""Leaves out the oldest messages of chats that are too long for the context.
 
-Messages are left out by whole strides of the context, not one by one: so a chat that goes on keeps the same beginning for
-many turns, and its state can be reused. System messages stay, wherever they are, and so does the last message; if that
-alone is too long, the beginning of its text goes.
+They are left out by whole strides of the context, not one by one: so a chat that grows keeps the same beginning for many
+turns, and its state can be reused. All system messages stay, and so does the last message; if that alone is too long, the
+beginning of its text is cut.
 
-Where strides begin is told by the estimated sizes of messages. Only what may be kept is counted exactly, from the newest
-message backwards: the work depends on the context, not on the length of the chat.
+Strides go by estimated sizes. Only messages that may stay are counted exactly, from the newest backwards: the work depends
+on the context, not on the length of the chat.
 """
 
 from __future__ import annotations
@@ -20,27 +20,19 @@ STRIDE = 4  # parts of the limit that are left out at a time
 _ATTEMPTS = 8
 
 
-class Measure(Protocol):
-    """Counts the tokens of messages."""
-
+class MessageCounter(Protocol):
     def estimate(self, message: Message) -> int:
         """An estimate of the tokens of a message, without encoding it."""
-        ...
 
     def count(self, messages: Sequence[Message]) -> int:
-        """How many tokens the prompt of these messages has. For one that is far too long, any number above the limit."""
-        ...
+        """The tokens of the prompt of these messages. If it is far too long, any number above the limit."""
 
     def cut(self, text: str, num_tokens: int, at_most: int) -> str:
-        """The end of a text: without about so many tokens at its beginning, and of at most so many."""
-        ...
+        """A text without about `num_tokens` at its beginning, and of at most `at_most`."""
 
 
-def shorten(messages: Sequence[Message], limit: int, measure: Measure) -> list[Message]:
-    """The messages with as many of the oldest left out as it takes to have at most `limit` tokens.
-
-    The result may still be too long if nothing helps.
-    """
+def shorten(messages: Sequence[Message], limit: int, measure: MessageCounter) -> list[Message]:
+    """The messages without the oldest, with at most `limit` tokens; more only if nothing else can be left out."""
     first = next((i for i, each in enumerate(messages) if each["role"] not in SYSTEM_ROLES), len(messages) - 1)
     starts = _find_starts(messages, first, max(1, limit // STRIDE), measure)
     fits = _find_first_that_fits(starts, lambda start: measure.count(_from(messages, start)) <= limit)
@@ -54,9 +46,8 @@ def _from(messages: Sequence[Message], start: int) -> list[Message]:
     return [*(each for each in messages[:start] if each["role"] in SYSTEM_ROLES), *messages[start:]]
 
 
-def _find_starts(messages: Sequence[Message], first: int, stride: int, measure: Measure) -> list[int]:
-    """Where a chat may begin: at its beginning, at the first question behind each stride, and behind the last stride at
-    every question."""
+def _find_starts(messages: Sequence[Message], first: int, stride: int, measure: MessageCounter) -> list[int]:
+    """The possible starts of a chat: its own, the first question behind each stride, and all behind the last stride."""
     starts, since_last, reached = [0], list[int](), 0
     sizes = [measure.estimate(message) for message in messages[first:]]
     for index, size in enumerate(sizes, first):
@@ -72,8 +63,8 @@ def _find_starts(messages: Sequence[Message], first: int, stride: int, measure: 
 
 
 def _find_first_that_fits(starts: Sequence[int], fits: Callable[[int], bool]) -> int | None:
-    """The first start that fits, looked for from the last one backwards in growing steps: what begins later is shorter."""
-    low, high, step = -1, len(starts), 1  # what begins at starts[high] fits, if there is one; at starts[low] it does not
+    """The first start that fits, searched from the last one backwards in growing steps: later starts are shorter."""
+    low, high, step = -1, len(starts), 1  # starts[high] fits, if there is one; starts[low] does not
     while high > 0:
         probe = max(0, high - step)
         if not fits(starts[probe]):
@@ -89,7 +80,7 @@ def _find_first_that_fits(starts: Sequence[int], fits: Callable[[int], bool]) ->
     return starts[high] if high < len(starts) else None
 
 
-def _cut_last(messages: list[Message], limit: int, measure: Measure) -> list[Message]:
+def _cut_last(messages: list[Message], limit: int, measure: MessageCounter) -> list[Message]:
     for _ in range(_ATTEMPTS):
         excess = measure.count(messages) - limit
         text = messages[-1].get("content")

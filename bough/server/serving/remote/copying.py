@@ -1,8 +1,8 @@
-"""Copying a prefix from one replica to another, by the store that both share.
+"""Copying a prefix from one replica to another through the store that both share.
 
-The replica that has the prefix, or is computing it, sees to it that the store gets it before all else that waits there. The
-one that wants it waits for that, and then runs the request as always: it finds the pages in the store. It never waits
-longer than the router allows, which is what computing the prefix would take; whatever fails costs that time only.
+The replica that has the prefix, or is computing it, uploads it before its other uploads. The one that needs it waits for
+that, and then runs the request as always: it finds the pages in the store. It never waits longer than the router allows,
+which is the time of computing the prefix; a failure costs only that time.
 """
 
 from __future__ import annotations
@@ -14,21 +14,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bough.cache.prefix_cache import PrefixCache
-from bough.cache.residency.sharing import Offered
+from bough.cache.residency.sharing import OfferedPath
 from bough.cache.store import SharedStore, StorePath
 from bough.cache.tree.address import Address
-from bough.cache.tree.tokens import cut, pack
 from bough.errors import BoughError
+from bough.generate.request import Request
 from bough.routing import Copy
 from bough.scheduling.worker import Worker
-from bough.server.serving.model.contract import GenerateRequest
-from bough.server.serving.remote.messages import Operation
-from bough.server.serving.remote.replicas import ReplicaLost, Replicas
+from bough.server.serving.remote.replicas import Operation, ReplicaLost, Replicas
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.02
-"""How often it is looked whether a prefix is there."""
+"""The pause between two checks whether the store has a prefix."""
 
 
 @dataclass
@@ -40,7 +38,7 @@ class CopyCounts:
 
 
 class PrefixCopier:
-    """Uploads prefixes for the other replicas, and waits for theirs. `worker` runs what touches the cache."""
+    """Uploads prefixes for other replicas, and waits for theirs. The cache is touched on the thread of `worker`."""
 
     def __init__(
         self, cache: PrefixCache, worker: Worker, replicas: Replicas, clock: Callable[[], float] = time.monotonic
@@ -55,11 +53,11 @@ class PrefixCopier:
     def _shared(self) -> SharedStore | None:
         return self._cache.residency.memory.shared
 
-    async def wait_for_copy(self, request: GenerateRequest, copy: Copy) -> None:
-        """Have the prefix of a request uploaded by the replica that has it, and wait for that as long as it is worth it."""
+    async def wait_for_copy(self, request: Request, copy: Copy) -> None:
+        """Have the replica `copy.source` upload the prefix of a request, and wait at most `copy.within_s`."""
         if (shared := self._shared) is None:
             return
-        prefix = cut(pack(request.encoded.ids), 0, copy.num_tokens)
+        prefix = request.tokens[: copy.num_tokens].key
         arguments = (prefix, request.salt, copy.within_s, copy.is_coming)
         num_tokens = 0
         try:
@@ -77,9 +75,9 @@ class PrefixCopier:
         shared.forget_missing(path)
 
     async def upload(self, prefix: bytes, salt: str, within_s: float, is_coming: bool) -> int:
-        """Let the store have a prefix of packed tokens soon; returns how many of them it has, when it has them.
+        """Upload a prefix of packed tokens with priority; returns how many of them the store has then.
 
-        If the prefix is coming, a request is computing it, and is waited for.
+        If it `is_coming`, a request is computing it, and its pages are awaited.
         """
         if (shared := self._shared) is None:
             return 0
@@ -96,10 +94,12 @@ class PrefixCopier:
                 return 0 if is_sending else end * path.page_tokens
             await asyncio.sleep(LOOK_S)
 
-    async def _offer(self, path: StorePath, prefix: bytes, salt: str, first: int) -> Offered:
-        """Offer the pages from `first` on that the tree has by now; it is touched on the engine's thread."""
+    async def _offer(self, path: StorePath, prefix: bytes, salt: str, first: int) -> OfferedPath:
+        """Offer the pages from `first` on that the tree has now."""
 
-        def offer() -> Offered:
-            return self._cache.residency.sharer.share_prefix(self._cache.forest.find(salt), path, prefix, first)
+        def offer() -> OfferedPath:
+            sharer = self._cache.residency.sharer
+            assert sharer is not None  # a replica without a store copies nothing
+            return sharer.share_prefix(self._cache.forest.find(salt), path, prefix, first)
 
         return await asyncio.wrap_future(self._worker.call(offer))

@@ -1,7 +1,7 @@
-"""Which pages the tree of a replica holds, told to the router as digests: what has changed, worked out from tree changes.
+"""The pages that the tree of a replica holds, as digests for the router: its changes, computed from changes of the tree.
 
-Pages for the router are shorter than those of the cache: a shared prefix is known by fewer tokens, and a digest takes no
-memory of the engine. A page belongs to the node in which it ends. Its tier is the slowest in which that node has content.
+Pages for the router are shorter than those of the cache, so that shorter shared prefixes match; a digest takes no memory of
+the engine. A page belongs to the node in which it ends. Its tier is the slowest in which that node has content.
 
 Always true (`check` asserts it): every node's pages follow from its tokens and those of its parents, and no two nodes have
 the same page.
@@ -9,30 +9,31 @@ the same page.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bough.cache.admin.watch import TreeChanges
-from bough.cache.disk.keys import Keys
+from bough.cache.disk.keys import PageKeys
 from bough.cache.tree.census import NodeRecord
 from bough.cache.tree.state import Tier
-from bough.cache.tree.tokens import TOKEN_BYTES, pack
+from bough.cache.tree.tokens import TOKEN_BYTES
 from bough.routing import PageNote
+from bough.tokens import Tokens
 
 ROUTED_TOKENS = 32
-"""Tokens of a page, for the router."""
+"""The tokens of one page for the router."""
 
 Notes = dict[bytes, PageNote | None]
 
 
-def make_keys(secret: bytes) -> Keys:
-    """The keys by which all replicas and routers of a cluster name the same prefix in the same way."""
-    return Keys(secret, "routing", ROUTED_TOKENS)
+def make_keys(secret: bytes) -> PageKeys:
+    """The keys of page digests, the same at all replicas and routers of a cluster."""
+    return PageKeys(secret, "routing", ROUTED_TOKENS)
 
 
-def digest_prompt(keys: Keys, ids: Sequence[int], salt: str) -> list[bytes]:
-    """The digests of the whole pages of a prompt, each up to the page's end."""
-    return keys.digests(keys.root(salt), pack(ids))[1:]
+def digest_prompt(keys: PageKeys, prompt: Tokens, salt: str) -> list[bytes]:
+    """The digests of a prompt's whole pages, each up to the page's end."""
+    return keys.digests(keys.root(salt), prompt.key)[1:]
 
 
 @dataclass(frozen=True)
@@ -46,17 +47,17 @@ class _Node:
 
 
 class HeldPages:
-    """Follows the changes of one tree. `needs_points`: a lane can be restored only where there is a restore point."""
+    """The pages of one tree. `needs_points`: a lane can be restored only where there is a restore point."""
 
-    def __init__(self, keys: Keys, *, needs_points: bool) -> None:
+    def __init__(self, keys: PageKeys, *, needs_points: bool) -> None:
         self._keys = keys
         self._needs_points = needs_points
         self._roots: dict[str, dict[int, _Node]] = {}
 
     def apply(self, changes: TreeChanges) -> Notes:
-        """The new notes of all pages that have changed; None: the page is gone. Costs what has changed.
+        """The new notes of all pages that have changed; None: the page is gone. O(changes).
 
-        A root whose salt is not known yet is left out: its tokens cannot be named.
+        A root whose salt is not known yet is left out: its pages have no digests.
         """
         notes: Notes = {}
         if changes.is_reset:
@@ -123,5 +124,5 @@ class HeldPages:
 
 
 def is_unnamed(root: str) -> bool:
-    """Whether this names a root from disk whose salt is not known."""
+    """Whether this is the name of a root from disk whose salt is not known."""
     return root.startswith("(on disk ") and root.endswith(")")

@@ -1,6 +1,6 @@
 """A model at replicas, as the service uses it: prompts are rendered and tokenized here, ids go to a replica.
 
-The figures of replicas are read again about once a second, so that reading them never waits.
+The figures of replicas are read about once a second, so that `snapshot` never waits.
 """
 
 from __future__ import annotations
@@ -8,28 +8,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from bough.errors import BoughError, EngineError, RequestError, ShuttingDown, Unavailable
-from bough.generate.request import SEED_BITS
+from bough.generate.request import Request
 from bough.models.defaults import ModelDefaults
 from bough.models.prompts import Prompts
-from bough.runtime.embedding import Embedded, OnEmbedded
-from bough.runtime.lane_embedder import TextTokenizer
-from bough.server.serving.model.contract import ChoiceListener, GenerateRequest
-from bough.server.serving.remote.messages import Operation, RemoteRequest, ReplicaFacts
-from bough.server.serving.remote.replicas import ReplicaLost, Replicas
-from bough.server.serving.remote.request import FollowedRequest, with_seed
+from bough.runtime.embedding import ComputedText, TextTokenizer
+from bough.scheduling.job import Listener
+from bough.server.serving.model.contract import PreparedRequest
+from bough.server.serving.remote.replicas import Operation, RemoteRequest, ReplicaFacts, ReplicaLost, Replicas
+from bough.server.serving.remote.request import FollowedRequest
 from bough.server.serving.remote.tree import RemoteTrees, sum_figures
+from bough.system.tasks import end_tasks
+from bough.tokens import Tokens
 
 log = logging.getLogger(__name__)
 
 FIGURES_S = 1.0
-CANCELLED_S = 0.2  # how often it is asked whether a text is still wanted
 
-DigestPages = Callable[[Sequence[int], str], Sequence[bytes]]
-"""The digests of the whole pages of a prompt under a salt, by which a router knows them."""
+DigestPages = Callable[[Tokens, str], Sequence[bytes]]
+"""The digests of a prompt's whole pages under a salt, for the router."""
 
 
 class RemoteWorker:
@@ -48,7 +48,7 @@ class RemoteWorker:
 
 
 class RemoteModel:
-    """Implements `ServedRuntime` and `Generator` over replicas. Make it with `connect`, on the server's event loop."""
+    """A loaded model whose engines are replicas. Implements `Generator`. Construct it on the server's event loop."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class RemoteModel:
         facts: ReplicaFacts,
         prompts: Prompts,
         defaults: ModelDefaults,
-        digest_pages: DigestPages = lambda ids, salt: (),
+        digest_pages: DigestPages = lambda tokens, salt: (),
     ) -> None:
         self.engine = facts
         self.prompts = prompts
@@ -70,32 +70,32 @@ class RemoteModel:
         self._digest_pages = digest_pages
         self._loop = asyncio.get_running_loop()
         self._running: set[FollowedRequest] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._texts: set[asyncio.Task[ComputedText]] = set()
         self._watching = asyncio.create_task(self._watch(), name="bough-replica-figures")
 
     @property
     def embedder(self) -> RemoteEmbedder:
         if not self.engine.state_size:
             raise RequestError(f"{self.engine.info.model} has no embeddings: it has no output layer that is known")
-        return RemoteEmbedder(self.prompts, self.engine, self._replicas, self._start)
+        return RemoteEmbedder(self.prompts, self.engine, self._replicas, self._texts)
 
-    def prepare(self, request: GenerateRequest, listener: ChoiceListener) -> FollowedRequest:
-        request = with_seed(request, secrets.randbits(SEED_BITS))
-        digests = self._digest_pages(request.encoded.ids, request.salt)
+    def prepare(self, request: Request, listener: Listener) -> FollowedRequest:
+        digests = self._digest_pages(request.tokens, request.salt)
         remote = RemoteRequest(request, secrets.token_hex(8), digests=digests)
         return FollowedRequest(self._replicas, remote, listener, self._running)
 
+    def submit(self, prepared: PreparedRequest) -> None:
+        assert isinstance(prepared, FollowedRequest)
+        prepared.submit()
+
     def close(self) -> None:
-        """End the running requests, and let the replicas go. Another thread than that of the event loop calls it."""
+        """End the running requests and close the replicas. Called on another thread than the event loop's."""
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
 
     async def _close(self) -> None:
         for request in tuple(self._running):
             request.fail(ShuttingDown("the model was unloaded; ask again"))
-        tasks = [self._watching, *self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(self._watching, *self._texts)
         await self._replicas.close()
 
     async def _watch(self) -> None:
@@ -106,73 +106,44 @@ class RemoteModel:
                 log.warning("the figures of the replicas cannot be read: %s", error)
             await asyncio.sleep(FIGURES_S)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something on the event loop. Any thread may call it."""
-
-        def start() -> None:
-            task = self._loop.create_task(work)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-        self._loop.call_soon_threadsafe(start)
-
 
 class RemoteEmbedder(TextTokenizer):
-    """Implements `Embedder`: texts are tokenized here, and their states are computed at replicas, one after another."""
+    """Implements `ServedEmbedder`: texts are tokenized here, and computed at replicas as tasks in `running`."""
 
     def __init__(
-        self,
-        prompts: Prompts,
-        facts: ReplicaFacts,
-        replicas: Replicas,
-        start: Callable[[Coroutine[Any, Any, None]], None],
+        self, prompts: Prompts, facts: ReplicaFacts, replicas: Replicas, running: set[asyncio.Task[ComputedText]]
     ) -> None:
         super().__init__(prompts, facts.context_tokens)
         self.dimensions = facts.state_size
         self._replicas = replicas
-        self._start = start
+        self._running = running
 
-    def start(
-        self,
-        ids: Sequence[int],
-        on_embedded: OnEmbedded,
-        *,
-        is_cancelled: Callable[[], bool],
-        salt: str = "",
-        tenant: str = "",
-    ) -> None:
-        self._start(self._embed(list(ids), on_embedded, is_cancelled, salt, tenant))
-
-    async def _embed(
-        self, ids: list[int], on_embedded: OnEmbedded, is_cancelled: Callable[[], bool], salt: str, tenant: str
-    ) -> None:
-        work = asyncio.ensure_future(self._ask(Operation("", "embed", (ids, salt, tenant))))
+    async def compute(self, ids: Sequence[int], salt: str, tenant: str) -> ComputedText:
+        work = asyncio.create_task(self._ask(Operation("", "embed", (list(ids), salt, tenant))))
+        self._running.add(work)
+        work.add_done_callback(self._running.discard)
         try:
-            while not work.done():
-                if is_cancelled():
-                    return
-                await asyncio.wait([work], timeout=CANCELLED_S)
-            on_embedded(work.result())
-        except asyncio.CancelledError:
-            on_embedded(ShuttingDown("the model was unloaded; ask again"))
-            raise
+            await asyncio.wait([work])
         finally:
             work.cancel()
+        if work.cancelled():
+            raise ShuttingDown("the model was unloaded; ask again")
+        return work.result()
 
-    async def _ask(self, operation: Operation) -> Embedded | BoughError:
-        """What a replica says, or a second one if the first is lost."""
+    async def _ask(self, operation: Operation) -> ComputedText:
+        """The result of a replica, or of a second one if the first is lost."""
         for _ in range(2):
             try:
-                embedded: Embedded = await self._replicas.call(operation)
-                return embedded
+                computed: ComputedText = await self._replicas.call(operation)
+                return computed
             except ReplicaLost:
                 continue
-            except BoughError as error:
-                return error
+            except BoughError:
+                raise
             except Exception as error:
                 log.exception("a text at a replica failed by a mistake of ours")
-                return EngineError(f"{type(error).__name__}: {error}")
-        return EngineError("the replica was lost twice")
+                raise EngineError(f"{type(error).__name__}: {error}") from error
+        raise EngineError("the replica was lost twice")
 
 
 async def read_facts(replicas: Replicas, timeout_s: float) -> ReplicaFacts:

@@ -1,9 +1,9 @@
-"""A request at the replicas: it goes on at another one when the first is lost.
+"""A request at the replicas: when its replica is lost, another one continues it.
 
-The tokens that have come so far go with it: they count as generated, so a greedy or seeded answer goes on with the tokens
-that it would have had. What the listener was told is never told again. A request that has lost `MOST_LOST` replicas is
-refused, because it may be what ends them. One that a replica cannot take goes to those that were not asked yet; if all
-refuse, the client is told so, unless it has a part of its answer: then it waits and asks again, `MOST_MOVES` times.
+The other replica gets the tokens so far, as generated ones: so a greedy or seeded answer continues with the tokens that it
+would have had. The listener gets nothing twice. A request that has lost `MOST_LOST` replicas fails, because it may be the
+cause. If a replica refuses, the others are asked; if all refuse, so is the client, unless it has a part of its answer: then
+the request waits and asks again, `MOST_MOVES` times.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from bough.errors import BoughError, EngineError, EngineStuck, ShuttingDown, TimedOut, Unavailable
-from bough.server.serving.model.contract import ChoiceListener, GenerateRequest
-from bough.server.serving.remote.messages import Accepted, Advanced, Began, Loaded, Message, RemoteRequest
-from bough.server.serving.remote.replicas import ReplicaLost, Replicas
+from bough.scheduling.job import Listener, PromptAdvanced, PromptLoaded, RequestBegan
+from bough.server.serving.remote.replicas import Message, RemoteRequest, ReplicaLost, Replicas, RequestAccepted
 from bough.types import Chunk, Completion, TokenLogprob
 
 log = logging.getLogger(__name__)
 
 MOST_LOST = 2
-MOST_MOVES = 16  # to other replicas, or to the same again, for whatever reason: that takes a minute
+MOST_MOVES = 16  # to another replica or to the same again, for any reason: that takes a minute
 MOVE_S, LONGEST_MOVE_S = 0.1, 5.0  # the wait before a move, which doubles from one to the next
-LATE_S = 2.0  # a replica ends a request at its deadline; it is ended here if nothing is heard so long after that
+LATE_S = 2.0  # replicas end requests at their deadline; if one does not, the request is ended here this much later
 
 
 class FollowedRequest:
@@ -36,13 +35,13 @@ class FollowedRequest:
     It is in `running` from `submit` to its end.
     """
 
-    is_loading = False  # a watch over its replica tells it
+    is_loading = False  # known at the replica: a watch reads it there
 
     def __init__(
         self,
         replicas: Replicas,
         request: RemoteRequest,
-        listener: ChoiceListener,
+        listener: Listener,
         running: set[FollowedRequest],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -55,20 +54,16 @@ class FollowedRequest:
         self._ids: list[int] = list(request.request.resumed_ids)
         self._logprobs: list[TokenLogprob] = []
         self._prompt_logprobs: list[TokenLogprob] = []
-        self._num_scored = 0  # log-probabilities of the prompt that this replica has told
+        self._num_scored = 0  # log-probabilities of the prompt that this replica has sent
         self._num_flushed = 0  # characters that came without tokens: they come again if the replica is lost then
         self._num_skipped = 0  # characters still to be dropped
         self._has_begun = False
         self._is_resumed = False
-        self._replica = ""
+        self.replica = ""  # that has accepted the request
         self._lost: list[str] = []
         self._num_moves = 0
         self._avoid: set[str] = set()
         self.request_id = ""
-
-    @property
-    def replica(self) -> str:
-        return self._replica
 
     def submit(self) -> None:
         self._task = asyncio.create_task(self._run(), name="bough-remote-request")
@@ -83,23 +78,23 @@ class FollowedRequest:
         """End the request with this error, if it has not ended."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
-            self._listener.on_error(error)
+            self._listener(error)
 
     async def _run(self) -> None:
         try:
             async with asyncio.timeout(self._left_s(LATE_S)) as scope:
                 await self._follow()
         except BoughError as error:
-            self._listener.on_error(error)
+            self._listener(error)
         except Exception as error:
             if scope.expired():
-                self._listener.on_error(TimedOut("the request took longer than it may, and no replica has answered"))
+                self._listener(TimedOut("the request took longer than it may, and no replica has answered"))
                 return
             log.exception("a request at a replica failed by a mistake of ours")
-            self._listener.on_error(EngineError(f"{type(error).__name__}: {error}"))
+            self._listener(EngineError(f"{type(error).__name__}: {error}"))
 
     def _left_s(self, late_s: float = 0.0) -> float | None:
-        """Seconds until the request must have ended, and so many more; None: it may take as long as it will."""
+        """Seconds until `late_s` after the deadline; None without a deadline."""
         deadline_s = self._request.request.deadline_s
         return None if math.isinf(deadline_s) else deadline_s + late_s - self._clock()
 
@@ -108,7 +103,7 @@ class FollowedRequest:
             try:
                 if await self._try():
                     return
-                raise ReplicaLost(f"{self._replica} ended the stream of a request in its middle")
+                raise ReplicaLost(f"{self.replica} ended the stream of a request in its middle")
             except ReplicaLost as error:
                 self._note_lost(error)
             except Unavailable as error:
@@ -117,9 +112,9 @@ class FollowedRequest:
             self._num_moves += 1
 
     def _note_lost(self, error: Exception) -> None:
-        """Raises what the client is told, if the request is not tried again."""
-        name = self._replica
-        if not name:  # it had gone before the request came there
+        """Raise the client's error if the request is not tried again."""
+        name = self.replica
+        if not name:  # no replica had accepted the request
             if self._num_moves >= MOST_MOVES:
                 raise Unavailable(f"{MOST_MOVES + 1} times in turn no replica could be reached; try again soon") from error
             return
@@ -133,15 +128,15 @@ class FollowedRequest:
         log.warning("%s was lost after %d tokens of an answer: it goes on elsewhere", name, len(self._ids))
 
     def _note_refused(self, error: Unavailable) -> None:
-        """The replica is full, stuck or shutting down. Raises the error if the client is to be told."""
-        was_asked = not self._replica or self._replica in self._avoid
-        self._avoid |= {self._replica} - {""}
+        """Note a replica that is full, stuck or shutting down. Raise the error if the request is not tried again."""
+        was_asked = not self.replica or self.replica in self._avoid
+        self._avoid |= {self.replica} - {""}
         if isinstance(error, EngineStuck) and not was_asked:
             self._note_lost(error)
         can_wait = self._has_part or isinstance(error, ShuttingDown)
         if isinstance(error, TimedOut) or self._num_moves >= MOST_MOVES or (was_asked and not can_wait):
             raise error
-        log.info("%s takes no requests now: one goes on elsewhere", self._replica)
+        log.info("%s takes no requests now: one goes on elsewhere", self.replica)
 
     @property
     def _has_part(self) -> bool:
@@ -149,8 +144,8 @@ class FollowedRequest:
         return len(self._ids) > len(self._request.request.resumed_ids)
 
     async def _try(self) -> bool:
-        """Run what is left of the request on one replica; returns whether it has ended."""
-        self._replica, self._num_scored, self._num_skipped = "", 0, self._num_flushed
+        """Run the rest of the request on one replica; returns whether it has ended."""
+        self.replica, self._num_scored, self._num_skipped = "", 0, self._num_flushed
         async with aclosing(self._replicas.generate(self._next())) as stream:
             async for messages in stream:
                 for message in messages:
@@ -159,7 +154,7 @@ class FollowedRequest:
         return False
 
     def _next(self) -> RemoteRequest:
-        """The request with what has come of it so far."""
+        """The request with the tokens that it has so far."""
         request, timeout_s = self._request.request, self._left_s()
         if timeout_s is not None and timeout_s <= 0:
             raise TimedOut("the request took longer than it may: its replica was lost")
@@ -177,30 +172,25 @@ class FollowedRequest:
         )
 
     def _read(self, message: Message) -> bool:
-        """Pass a message on, unless the listener knows it already; returns whether it is the last."""
-        listener = self._listener
-        if isinstance(message, Chunk):
-            self._read_chunk(message)
-        elif isinstance(message, Accepted):
-            self._replica = message.replica
-        elif isinstance(message, Began):
-            if not self._has_begun:
+        """Pass a message on, unless the listener has it already; returns whether it is the last."""
+        match message:
+            case Chunk():
+                self._read_chunk(message)
+            case RequestAccepted():
+                self.replica = message.replica
+            case RequestBegan() if not self._has_begun:
                 self._has_begun = True
-                listener.on_start(message.usage, message.waited_s)
-        elif isinstance(message, Loaded):
-            if not self._is_resumed:
-                listener.on_loaded(message.usage)
-        elif isinstance(message, Advanced):
-            if not self._is_resumed:
-                listener.on_progress(message.done_tokens, message.total_tokens)
-        elif isinstance(message, Unavailable):
-            raise message
-        elif isinstance(message, BoughError):
-            listener.on_error(message)
-            return True
-        else:
-            listener.on_end(self._complete(message))
-            return True
+                self._listener(message)
+            case PromptLoaded() | PromptAdvanced() if not self._is_resumed:
+                self._listener(message)
+            case Completion():
+                self._listener(self._complete(message))
+                return True
+            case Unavailable():
+                raise message
+            case BoughError():
+                self._listener(message)
+                return True
         return False
 
     def _read_chunk(self, chunk: Chunk) -> None:
@@ -221,16 +211,9 @@ class FollowedRequest:
         self._ids += chunk.token_ids
         self._logprobs += chunk.logprobs
         if chunk.text or chunk.token_ids or chunk.prompt_logprobs:
-            self._listener.on_chunk(chunk)
+            self._listener(chunk)
 
     def _complete(self, completion: Completion) -> Completion:
         if not self._avoid:
             return completion
         return replace(completion, logprobs=tuple(self._logprobs), prompt_logprobs=tuple(self._prompt_logprobs))
-
-
-def with_seed(request: GenerateRequest, seed: int) -> GenerateRequest:
-    """The request with this seed, if it has none."""
-    if request.params.seed is not None:
-        return request
-    return replace(request, params=replace(request.params, seed=seed))

@@ -1,42 +1,6 @@
 /** The settings of a conversation: what the user typed, checked, and as the fields of a request. */
 
-/** The numbers that a user may give, under the names of `options`. An empty field leaves the choice to the model. */
-export const NUMBERS = [
-  { name: "temperature", label: "Temperature", least: 0, most: 100, hint: "0 always takes the likeliest token" },
-  { name: "top_p", label: "Top p", least: 0, most: 1, hint: "the likeliest tokens that sum to this probability" },
-  {
-    name: "top_k",
-    label: "Top k",
-    least: 0,
-    most: 1000000,
-    isWhole: true,
-    hint: "so many of the likeliest tokens; 0: all",
-  },
-  {
-    name: "min_p",
-    label: "Min p",
-    least: 0,
-    most: 1,
-    hint: "tokens with at least this share of the best one's probability",
-  },
-  { name: "repeat_penalty", label: "Repeat penalty", least: 0.01, most: 100, hint: "1 is none" },
-  {
-    name: "seed",
-    label: "Seed",
-    least: -1,
-    most: 2 ** 53 - 1,
-    isWhole: true,
-    hint: "the same seed gives the same answer",
-  },
-  {
-    name: "num_predict",
-    label: "Max tokens",
-    least: -2,
-    most: 2 ** 31,
-    isWhole: true,
-    hint: "−1: to the end of the context",
-  },
-];
+import { NUMBERS } from "./parameters.js";
 
 /**
  * The fields of a request (`options`, `format`, `think`, `tools`), and `problems`: for each wrong field a sentence.
@@ -80,13 +44,15 @@ export function countSettings(settings) {
   return Object.entries(settings).filter(([name, value]) => value && name !== "schema").length;
 }
 
-function readNumber(text, { label, least, most, isWhole }) {
+function readNumber(text, { label, least, most, isAbove, isWhole }) {
   const typed = (text ?? "").trim().replace("−", "-");
   if (!typed) return undefined;
   const value = Number(typed);
   if (!Number.isFinite(value)) throw new Error(`${label} is “${typed}”, which is not a number`);
-  if (isWhole && !Number.isInteger(value)) throw new Error(`${label} is ${typed}, and must be a whole number`);
-  if (value < least || value > most) throw new Error(`${label} is ${typed}, and must be from ${least} to ${most}`);
+  if (isWhole && !Number.isSafeInteger(value)) throw new Error(`${label} is ${typed}, and must be a whole number`);
+  const isInRange = (least === null || value > least || (value === least && !isAbove)) && (most === null || value <= most);
+  const range = most === null ? `${isAbove ? "above" : "at least"} ${least}` : `from ${least} to ${most}`;
+  if (!isInRange) throw new Error(`${label} is ${typed}, and must be ${range}`);
   return value;
 }
 

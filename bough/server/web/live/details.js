@@ -9,8 +9,8 @@ import { TIERS } from "./tiers.js";
 const NODES = "/api/cache/nodes";
 
 /** Keep a node's path, or keep it no longer. */
-export function pinNode({ model, root }, node, kept) {
-  return requestJson(`${NODES}/pin`, { body: { model, root: root.name, node: node.node, kept } });
+export function keepNode({ model, root }, node, kept) {
+  return requestJson(`${NODES}/keep`, { body: { model, root: root.name, node: node.node, kept } });
 }
 
 /** Drop a node and all below it that no running request uses. */
@@ -50,7 +50,7 @@ export function Details({ live, tree, node, asks, conversations, currentId, onOp
     <p class="details-buttons">
       <button type="button" disabled=${isBusy} aria-pressed=${isKept ? "true" : "false"}
         title="Keep this prefix longer than others"
-        onClick=${() => run(() => pinNode(tree, node, !isKept))}>${isKept ? "Unpin" : "Pin"}</button>
+        onClick=${() => run(() => keepNode(tree, node, !isKept))}>${isKept ? "Keep no longer" : "Keep"}</button>
       <button type="button" disabled=${isBusy || asks === "evict"} onClick=${() => onAsk("evict")}>Evict…</button>
     </p>
     ${

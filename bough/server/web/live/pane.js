@@ -1,7 +1,7 @@
 /** The pane that shows the tree at work: what runs, the icicle, details of a node, plots. */
 
 import { html, useEffect, useReducer, useRef, useState } from "../vendor/preact-htm.js";
-import { Details, pinNode } from "./details.js";
+import { Details, keepNode } from "./details.js";
 import { Icicle } from "./icicle/icicle.js";
 import { formatCount } from "./icicle/labels.js";
 import { keysThrough } from "./passing.js";
@@ -111,8 +111,8 @@ function TreeView({ live, tree, version, conversations, currentId, onOpen }) {
     choose(null);
     box.current?.querySelector("[role=tree]")?.focus();
   };
-  const pin = (each) =>
-    pinNode(tree, each, each.kept.length === 0).then(
+  const keep = (each) =>
+    keepNode(tree, each, each.kept.length === 0).then(
       () => setProblem(null),
       (error) => setProblem(error.message),
     );
@@ -122,7 +122,7 @@ function TreeView({ live, tree, version, conversations, currentId, onOpen }) {
         conversations.find((each) => each.id === currentId),
         { ...tree, requests: live.requests },
       )}
-      onChoose=${choose} onPin=${pin} onEvict=${(each) => choose(each, "evict")} />
+      onChoose=${choose} onKeep=${keep} onEvict=${(each) => choose(each, "evict")} />
     <${Legend} />
     <${RunningRequests} live=${live} model=${tree.model} />
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
@@ -141,7 +141,7 @@ function Legend() {
     )}
     <li><span class="legend-ghost" aria-hidden="true"></span>computing</li>
     <li><span class="legend-point" aria-hidden="true"></span>restore point</li>
-    <li><span class="legend-pin" aria-hidden="true"></span>pinned</li>
+    <li><span class="legend-pin" aria-hidden="true"></span>kept</li>
     <li><span class="legend-current" aria-hidden="true"></span>this conversation</li>
   </ul>`;
 }

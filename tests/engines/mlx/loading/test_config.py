@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from bough.config import Settings
 from bough.engines.mlx.loading.config import translate
-from bough.engines.mlx.loading.model import LoadedModel, load_model
+from bough.engines.mlx.loading.model import MlxModel, load_model
 from bough.errors import UnsupportedModel
 
 IDS = [(7 * i * i + 3 * i + 5) % 90 + 4 for i in range(90)]
@@ -102,7 +102,7 @@ def save(kind: str, changes: dict[str, Any], folder: Path) -> np.ndarray:
         return model(torch.tensor([IDS]), use_cache=False).logits[0].numpy()
 
 
-def difference(loaded: LoadedModel, expected: np.ndarray) -> float:
+def difference(loaded: MlxModel, expected: np.ndarray) -> float:
     found = np.array(loaded.model(mx.array([IDS]))[0])
     return float(abs(found - expected).max() / max(1.0, np.ptp(expected)))
 

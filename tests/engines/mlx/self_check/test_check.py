@@ -14,13 +14,13 @@ from pytest import MonkeyPatch
 from bough.cache.tree.state import Group, Kind
 from bough.config import Settings
 from bough.engines.mlx import MlxEngine, engine
-from bough.engines.mlx.compute import LaneCompute
-from bough.engines.mlx.forward import Forward
-from bough.engines.mlx.lanes.buffers import RowBuffer, StateBuffer
-from bough.engines.mlx.lanes.layers import BatchRowLayer, RowLayer
-from bough.engines.mlx.lanes.pages import Pages
+from bough.engines.mlx.buffers import MlxRowBuffer, MlxStateBuffer
+from bough.engines.mlx.compute import MlxLaneCompute
+from bough.engines.mlx.forward import MlxForward
+from bough.engines.mlx.layers import MlxBatchRowLayer, MlxRowLayer
+from bough.engines.mlx.layout import MlxPages
 from bough.engines.mlx.library import cache, nn
-from bough.engines.mlx.loading.model import LoadedModel, load_model, weights_of
+from bough.engines.mlx.loading.model import MlxModel, load_model, weights_of
 from bough.engines.mlx.self_check import check as self_check_module
 from bough.engines.mlx.self_check.check import self_check, verdict_key
 from bough.engines.mlx.self_check.probe import probe
@@ -41,36 +41,37 @@ WITH_STATE = ("qwen3_next", "lfm2", "falcon_h1", "mamba2", "granitemoehybrid", "
 NOTICED = 5e-4  # spreads of the logits: five times what the check lets pass on the copy
 
 
-def verdict_of(loaded: LoadedModel) -> Verdict:
-    forward = Forward(loaded)
+def verdict_of(loaded: MlxModel) -> Verdict:
+    forward = MlxForward(loaded)
     return self_check(forward, probe(forward))
 
 
-def load(name: str, folder: Path, dtype: str, **overrides: Any) -> LoadedModel:
+def load(name: str, folder: Path, dtype: str, **overrides: Any) -> MlxModel:
     """A model of its own, in another type than float32."""
     return load_model(make_folder(name, folder, **overrides), Settings(device="cpu", dtype=dtype))
 
 
-def quantized(name: str, folder: Path) -> LoadedModel:
+def quantized(name: str, folder: Path) -> MlxModel:
     loaded = load(name, folder, "bfloat16")
     nn.quantize(loaded.model, group_size=32, bits=8)
     mx.eval(loaded.model.state)
-    return LoadedModel(loaded.model, loaded.config | {"quantization": {"group_size": 32, "bits": 8}})
+    return MlxModel(loaded.model, loaded.config | {"quantization": {"group_size": 32, "bits": 8}})
 
 
 class SmallCopy:
     """The small copy of a tiny model, and how far lanes are from it, in spreads of the logits."""
 
     def __init__(self, name: str) -> None:
-        forward = Forward(make_loaded(name))
+        forward = MlxForward(make_loaded(name))
         small = make_small_copy(forward, probe(forward))
         assert small is not None
         self.forward, self.layout = small, probe(small)
-        self._reference = Reference(small.all_logits, COPY_TOKENS, usual_ids(small.config, self.layout.vocab_size))
+        usual = usual_ids(small.config, self.layout.vocab_size)
+        self._reference = Reference(lambda prompts: [small.all_logits(each.ids) for each in prompts], COPY_TOKENS, usual)
 
-    def difference(self, check: Callable[[LaneCompute, Reference], float]) -> float:
+    def difference(self, check: Callable[[MlxLaneCompute, Reference], float]) -> float:
         sizes = LaneSizes(COPY_TOKENS, COPY_TOKENS)
-        compute = LaneCompute(self.forward, self.layout, Pages(self.layout), sizes, can_batch=False)
+        compute = MlxLaneCompute(self.forward, self.layout, MlxPages(self.layout), sizes, can_batch=False)
         return check(compute, self._reference) / self._reference.scale
 
 
@@ -84,7 +85,7 @@ def test_everything_is_allowed_to_an_architecture_that_is_right(name: str) -> No
 
 @pytest.mark.parametrize("name", sorted({*WITH_WINDOW, *WITH_STATE}))
 def test_a_small_copy_has_every_kind_of_layer_and_small_windows(name: str) -> None:
-    groups = probe(Forward(make_loaded(name))).groups
+    groups = probe(MlxForward(make_loaded(name))).groups
     copied = SmallCopy(name).layout.groups
 
     assert [group.kind for group in copied] == [group.kind for group in groups]
@@ -108,21 +109,21 @@ def test_right_lanes_are_close_to_the_copy(name: str, check: Callable[[Any, Refe
 
 @pytest.mark.parametrize("name", WITH_STATE)
 def test_any_array_of_a_state_that_is_not_restored_is_noticed_on_the_copy(name: str, monkeypatch: MonkeyPatch) -> None:
-    copy, write = SmallCopy(name), StateBuffer.write
+    copy, write = SmallCopy(name), MlxStateBuffer.write
     for index in range(len(copy.layout.parts)):
 
         def lose_one(self: Any, content: Any, index: int = index) -> None:
             write(self, content)
             self.put([mx.zeros_like(each) if tier == index else each for tier, each in enumerate(self.arrays)])
 
-        monkeypatch.setattr(StateBuffer, "write", lose_one)
+        monkeypatch.setattr(MlxStateBuffer, "write", lose_one)
         assert copy.difference(checks.restored) > NOTICED
         assert copy.difference(checks.branched) > NOTICED
 
 
 def damage_rows(monkeypatch: MonkeyPatch, group: Group, index: int, num_rows: int) -> None:
     """Let the first rows that a lane takes in of one array be another token's."""
-    write = RowBuffer.write
+    write = MlxRowBuffer.write
 
     def damaging(self: Any, page: Any, content: Any, start: int, end: int) -> None:
         write(self, page, content, start, end)
@@ -131,7 +132,7 @@ def damage_rows(monkeypatch: MonkeyPatch, group: Group, index: int, num_rows: in
             rows = mx.roll(self.arrays[index][..., first:last, :], 1, axis=2)[..., :num_rows, :]
             self.arrays[index][..., first : first + num_rows, :] = rows
 
-    monkeypatch.setattr(RowBuffer, "write", damaging)
+    monkeypatch.setattr(MlxRowBuffer, "write", damaging)
 
 
 @pytest.mark.parametrize("num_rows", [1, 20])
@@ -167,7 +168,7 @@ def test_a_window_that_real_prompts_would_pass_later_is_checked_on_a_small_copy(
     loaded = make_loaded("mistral", sliding_window=1024)
     assert verdict_of(loaded).can_reuse
 
-    monkeypatch.setattr(RowLayer, "make_mask", ignore_windows)
+    monkeypatch.setattr(MlxRowLayer, "make_mask", ignore_windows)
 
     assert not verdict_of(loaded).can_reuse
 
@@ -177,7 +178,7 @@ def test_a_window_that_real_prompts_would_pass_later_is_checked_on_a_small_copy(
 def test_states_that_are_not_restored_forbid_reuse_in_every_type(
     name: str, dtype: str, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(StateBuffer, "write", lambda self, content: self.reset())
+    monkeypatch.setattr(MlxStateBuffer, "write", lambda self, content: self.reset())
 
     verdict = verdict_of(load(name, tmp_path, dtype))
 
@@ -186,7 +187,7 @@ def test_states_that_are_not_restored_forbid_reuse_in_every_type(
 
 
 def test_lanes_that_forget_their_rows_give_way_to_the_librarys_cache(monkeypatch: MonkeyPatch) -> None:
-    monkeypatch.setattr(RowLayer, "update_and_fetch", lambda self, keys, values: (keys, values))
+    monkeypatch.setattr(MlxRowLayer, "update_and_fetch", lambda self, keys, values: (keys, values))
 
     verdict = verdict_of(make_loaded("llama"))
 
@@ -194,9 +195,9 @@ def test_lanes_that_forget_their_rows_give_way_to_the_librarys_cache(monkeypatch
 
 
 def test_a_batch_that_mixes_lanes_up_forbids_batches_only(monkeypatch: MonkeyPatch) -> None:
-    update = BatchRowLayer.update_and_fetch
+    update = MlxBatchRowLayer.update_and_fetch
     monkeypatch.setattr(
-        BatchRowLayer, "update_and_fetch", lambda self, keys, values: update(self, keys[::-1], values[::-1])
+        MlxBatchRowLayer, "update_and_fetch", lambda self, keys, values: update(self, keys[::-1], values[::-1])
     )
 
     verdict = verdict_of(make_loaded("llama"))
@@ -334,7 +335,7 @@ def test_single_precision_without_a_copy_takes_a_longer_prompt_on_the_real_weigh
     loaded = make_loaded("mistral", sliding_window=100)
     assert verdict_of(loaded).can_reuse
 
-    monkeypatch.setattr(RowLayer, "make_mask", ignore_windows)
+    monkeypatch.setattr(MlxRowLayer, "make_mask", ignore_windows)
 
     assert not verdict_of(loaded).can_reuse
 
@@ -377,15 +378,15 @@ def test_a_verdict_is_kept_and_used_at_the_next_load(tmp_path: Path, monkeypatch
 
 def test_a_verdict_depends_on_configuration_type_and_quantization_but_not_on_the_name(tmp_path: Path) -> None:
     loaded = make_loaded("llama")
-    renamed = LoadedModel(loaded.model, loaded.config | {"_name_or_path": "somewhere/else"})
+    renamed = MlxModel(loaded.model, loaded.config | {"_name_or_path": "somewhere/else"})
     others = [
         make_loaded("llama", num_hidden_layers=3),
         load("llama", tmp_path / "half", "bfloat16"),
         quantized("llama", tmp_path / "quantized"),
     ]
 
-    assert verdict_key(Forward(renamed)) == verdict_key(Forward(loaded))
-    assert len({verdict_key(Forward(each)) for each in (loaded, *others)}) == 4
+    assert verdict_key(MlxForward(renamed)) == verdict_key(MlxForward(loaded))
+    assert len({verdict_key(MlxForward(each)) for each in (loaded, *others)}) == 4
 
 
 def test_the_check_leaves_no_memory_behind() -> None:

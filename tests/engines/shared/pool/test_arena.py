@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from bough.engines.shared.pool.arena import Arena, ArenaFull, Slot, chunk_size
+from bough.engines.shared.pool.arena import Arena, ArenaFull, ArenaSlot, chunk_size
 
 SIZES = {"rows": 6, "window": 4, "state": 5}
 CHUNK = chunk_size([6, 4], [5])
@@ -19,14 +19,14 @@ class Lane:
 
     def __init__(self) -> None:
         self.carried = 0
-        self.slots: list[Slot] = []
+        self.slots: list[ArenaSlot] = []
 
 
 def make_arena(num_chunks: int = 4) -> Arena:
     return Arena(SIZES, num_chunks, CHUNK)
 
 
-def take_page(arena: Arena, kind: str = "rows") -> Slot:
+def take_page(arena: Arena, kind: str = "rows") -> ArenaSlot:
     slot = arena.take(kind)
     arena.add_page(slot)
     return slot
@@ -126,7 +126,7 @@ def test_dropping_a_page_twice_is_found() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_any_sequence_of_uses_keeps_the_count(seed: int) -> None:
     chance, arena = random.Random(seed), make_arena(6)
-    lanes, pages = [Lane() for _ in range(3)], list[Slot]()
+    lanes, pages = [Lane() for _ in range(3)], list[ArenaSlot]()
 
     def take() -> None:
         kind, lane = chance.choice(list(SIZES)), chance.choice(lanes)

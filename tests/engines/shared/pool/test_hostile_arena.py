@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from bough.engines.shared.pool.arena import Arena, Slot
+from bough.engines.shared.pool.arena import Arena, ArenaSlot
 from tests.waiting import WatchedLock, wait_until
 
 
@@ -16,7 +16,7 @@ class _Holder:
         self._lock = WatchedLock()
         arena._lock = threading.Condition(self._lock)  # type: ignore[arg-type]
         self._carried = 0
-        self.read: Slot | None = None
+        self.read: ArenaSlot | None = None
         self.reader: threading.Thread | None = None
 
     @property

@@ -12,7 +12,6 @@ from bough.engines.shared.pool.plan import (
     FIELDS,
     GROWING,
     PAGE,
-    SLOTS_OF_ITEM,
     WHOLE,
     Piece,
     Plan,
@@ -48,7 +47,7 @@ def rows_seen(plan: Plan) -> dict[tuple[int, int], tuple[int, int, int]]:
     seen = {}
     for num, first, start, end, part, kind, *slots in plan.items:
         assert start < end
-        assert (end - 1) // PAGE - start // PAGE < SLOTS_OF_ITEM
+        assert (end - 1) // PAGE - start // PAGE < 8  # an item has so many slots
         for lane in plan.order[first : first + num] if num > 1 else [first]:
             for row in range(start, end):
                 assert (lane, row) not in seen

@@ -23,12 +23,14 @@ EXPORT int FN(abi)(void) { return %d; }
 EXPORT void FN(linear)(void) {}
 EXPORT void FN(unpack)(void) {}
 EXPORT void FN(gather)(void) {}
-EXPORT void FN(panel_floats)(void) {}
+EXPORT void FN(linear_floats)(void) {}
+EXPORT void FN(pack)(void) {}
+EXPORT void FN(panels_bytes)(void) {}
 EXPORT void FN(step_floats)(void) {}
 EXPORT void FN(share_threads)(void) {}
 EXPORT void FN(step)(void) {}
 #ifdef ISA_PLAIN_OBJECT
-EXPORT const char *bough_best_isa(void) { return "avx512"; }
+EXPORT int bough_can_run(const char *isa) { return isa[0] != 'n'; } /* not NEON */
 #endif
 """
 
@@ -52,7 +54,7 @@ def setup_file(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.fixture
 def stand_in(tmp_path: Path) -> Path:
-    """A source that says that the machine has AVX512, and has the functions without doing anything."""
+    """A source that says that the machine has all that x86 has, and has the functions without doing anything."""
     if not has_compiler():
         pytest.skip("there is no C compiler")
     file = tmp_path / "kernels.c"

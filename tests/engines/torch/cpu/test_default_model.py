@@ -1,8 +1,7 @@
-"""The default model with its weights in the blocks of its GGUF file: the same text as in float32, and the floats unread."""
+"""The default model with its weights in the blocks of its GGUF file: the same text as in float32."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,21 +29,19 @@ PROMPT = "Write a long story about a lighthouse keeper, a storm and a lost ship.
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells which pages of a mapping are in memory")
-def test_loading_a_converted_model_leaves_its_floats_on_disk(smollm2_files: ModelFiles) -> None:
-    """Only the norms are read from there, and what the kernel reads ahead of them."""
+def test_nothing_of_the_file_stays_mapped(smollm2_files: ModelFiles) -> None:
+    """A file that is truncated later must not end the process."""
     command = [sys.executable, "-c", LOADS, str(smollm2_files.folder)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    mapped = re.findall(r"/model\.safetensors\n.*?\nRss: +(\d+) kB", said, re.DOTALL)
-    floats_kib = (smollm2_files.folder / "model.safetensors").stat().st_size // 1024
     assert said.startswith("packed: Q4_1, Q8_0")
-    assert 0 < sum(map(int, mapped)) < 0.2 * floats_kib
+    assert ".gguf" not in said
 
 
 @pytest.mark.slow
 def test_a_thousand_greedy_tokens_are_those_of_float32(smollm2_files: ModelFiles) -> None:
     with bough.load(smollm2_files.folder, weights="float32") as plain:
-        ids = plain.encode([{"role": "user", "content": PROMPT}]).ids
+        ids = plain.tokenize([{"role": "user", "content": PROMPT}])
     engines = [
         TorchEngine.load(smollm2_files.folder, load_settings({"device": "cpu", "weights": each}))
         for each in ("packed", "float32")

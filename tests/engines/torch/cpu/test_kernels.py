@@ -13,16 +13,17 @@ from bough.engines.torch.cpu import library
 from bough.errors import KernelsMissing
 
 SOURCE = Path(__file__).with_name("kernels_test.c")
-KERNELS = Path(library.__file__).with_name("kernels.c")
+KERNELS = Path(library.__file__).with_name("kernels") / "kernels.c"
 ARM_COMPILER, ARM_EMULATOR, ARM_FOLDER = "aarch64-linux-gnu-gcc", "qemu-aarch64", "/usr/aarch64-linux-gnu"
 
 
-def build_program(compiler: str, folder: Path) -> Path:
+def build_program(compiler: str, folder: Path, *more_flags: str) -> Path:
     """Compile the program that compares, with the structs that the kernels have."""
-    structs = re.findall(r"typedef struct \{[^}]*\} (?:Matrix|Layer|Model|Rows|Batch);", KERNELS.read_text())
+    sources = "".join(KERNELS.with_name(name).read_text() for name in ("types.h", "model.h"))
+    structs = re.findall(r"typedef struct \{[^}]*\} (?:Matrix|Layer|Model|Rows|Batch);", sources)
     (folder / "structs.h").write_text("\n".join(structs))
     program = folder / "kernels_test"
-    flags = ["-O2", "-std=gnu11", f"-I{folder}", str(SOURCE), "-ldl", "-lm", "-o", str(program)]
+    flags = [*more_flags, "-O2", "-std=gnu11", f"-I{folder}", str(SOURCE), "-ldl", "-lm", "-o", str(program)]
     subprocess.run([compiler, *flags], check=True)
     return program
 
@@ -47,10 +48,28 @@ def test_the_kernels_compute_what_the_definition_says(isa, program):
     except KernelsMissing as missing:
         pytest.skip(str(missing))
 
-    compare(program, KERNELS.with_name("_kernels.so"), isa)
+    compare(program, library.LIBRARY, isa)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_kernels_use_no_memory_but_what_they_are_given(setup_file, tmp_path, monkeypatch):
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("this needs gcc")
+    flags = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-sanitize=alignment")
+    monkeypatch.setenv("CC", " ".join([compiler, *flags]))
+    monkeypatch.setenv("BOUGH_KERNELS_ISA", "plain,v3,vnni")
+    monkeypatch.setenv("ASAN_OPTIONS", "detect_leaks=0")  # the program gives nothing back
+    setup_file.build_library(KERNELS, tmp_path / "_kernels.so")
+    program = build_program(compiler, tmp_path, *flags)
+
+    for isa in set(library.find_isas()) & {"plain", "v3", "vnni"}:
+        compare(program, tmp_path / "_kernels.so", isa)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_kernels_compute_the_same_on_arm(setup_file, tmp_path, monkeypatch):
     if not (shutil.which(ARM_COMPILER) and shutil.which(ARM_EMULATOR)):
         pytest.skip(f"this needs {ARM_COMPILER} and {ARM_EMULATOR}")

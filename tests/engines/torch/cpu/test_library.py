@@ -29,7 +29,7 @@ def test_the_best_kernels_that_the_library_has_are_taken(library):
 def test_a_better_instruction_set_of_the_machine_is_told_with_the_reason(library):
     why = explain_missing_isa(library)
 
-    assert why.startswith("AVX512 is missing: ")
+    assert why.startswith("AVX512-VNNI is missing: ")
 
 
 def test_the_installed_library_has_all_functions_for_each_instruction_set_of_this_machine():

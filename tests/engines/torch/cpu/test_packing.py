@@ -10,16 +10,14 @@ import pytest
 import torch
 
 from bough.config import Settings
-from bough.engines.torch import TorchEngine, loading
+from bough.engines.torch import TorchEngine, model_loader
 from bough.engines.torch.cpu import library, route
-from bough.engines.torch.cpu.matrix import map_file
 from bough.engines.torch.cpu.packing import Packing, packed_weights
 from bough.engines.torch.cpu.weight import PackedWeight, Products
-from bough.engines.torch.loading import load_model
-from bough.errors import KernelsMissing, SettingsError, UnsupportedModel
+from bough.engines.torch.model_loader import load_model
+from bough.errors import KernelsMissing, SettingsError
 from tests.contract.driving import answer, make_ids, new_lane, run
 from tests.packed_models import differs_by, load_packed, make_reference, make_settings, make_wide_model, save_model
-from tests.tiny_models import make_folder
 
 pytestmark = pytest.mark.usefixtures("kernels", "one_thread")
 
@@ -105,7 +103,7 @@ def test_a_tied_embedding_and_head_share_one_packed_weight(tmp_path: Path) -> No
 def test_a_model_that_transformers_loads_itself_is_packed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save(tmp_path, tie_word_embeddings=True)
     fast = load_weights(folder)
-    monkeypatch.setattr(loading, "_load_fast", lambda *_: None)
+    monkeypatch.setattr(model_loader, "_load_fast", lambda *_: None)
 
     model = load_weights(folder)
 
@@ -118,7 +116,7 @@ def test_a_model_that_transformers_loads_itself_is_packed_too(tmp_path: Path, mo
 def test_weights_that_16_bits_do_not_hold_stay_float32_when_transformers_loads_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "_load_fast", lambda *_: None)
+    monkeypatch.setattr(model_loader, "_load_fast", lambda *_: None)
 
     assert types_of(load_weights(save(tmp_path, dtype=torch.float32))) == {}
 
@@ -149,19 +147,7 @@ def test_rows_that_blocks_do_not_fit_stay_float32(tmp_path: Path) -> None:
     assert any("up_proj" in name for name in found)
     ids = make_ids(engine, 40)
     assert engine.describe()["step"].startswith("whole, in one call")
-    assert differs_by(answer(engine, ids), make_reference(folder, "q8_0")(ids)[-1]) <= 1e-4
-
-
-def test_torch_s_own_int4_products_run_if_the_user_asks_for_them(tmp_path: Path) -> None:
-    folder = save(tmp_path, dtype=torch.float32)
-    engine, plain = load_packed(folder, "int4"), load_packed(folder, "float32")
-
-    assert engine.info.quantization == "int4"
-    assert engine.describe()["weights"] == "int4 (the setting weights is int4)"
-    assert engine.describe()["parameters"] == plain.describe()["parameters"]
-    ids = make_ids(engine, 30)
-    difference = differs_by(answer(engine, ids), answer(plain, ids))
-    assert 1e-3 < difference < 2
+    assert differs_by(answer(engine, ids), make_reference(folder, "q8_0")(ids)[-1]) <= 1e-3
 
 
 def test_a_random_model_of_a_shape_is_quantized_if_the_user_asks_for_it(tmp_path: Path) -> None:
@@ -187,14 +173,7 @@ def test_exact_packed_weights_are_the_same_model_and_quantized_ones_are_another(
     assert [load_packed(folder, each).info.quantization for each in ("q8_0", "q4_0")] == ["q8_0", "q4_0"]
 
 
-def test_int4_is_refused_where_torchs_product_takes_no_layer(tmp_path: Path) -> None:
-    odd = make_folder("llama", tmp_path, hidden_size=48, num_attention_heads=3, num_key_value_heads=3, intermediate_size=40)
-
-    with pytest.raises(SettingsError, match="takes the shape of none of the model's linear layers"):
-        load_model(odd, Settings(device="cpu", weights="int4"))
-
-
-@pytest.mark.parametrize("weights", ["packed", "q8_0", "int4"])
+@pytest.mark.parametrize("weights", ["packed", "q8_0", "q4_0"])
 def test_packed_weights_in_another_type_are_refused(weights: str, tmp_path: Path) -> None:
     settings = Settings(device="cpu", dtype="bfloat16", weights=weights)
 
@@ -208,7 +187,7 @@ def test_packed_weights_on_another_device_are_refused_and_auto_runs_in_torch() -
     with pytest.raises(SettingsError, match=r"weights is 'q4_0', which needs .*: this is cuda in float32"):
         route.choose_weights(Settings(weights="q4_0"), cuda, torch.float32)
     choice = route.choose_weights(Settings(), cuda, torch.bfloat16)
-    assert choice.route is None
+    assert choice.packing is None
 
 
 class TestWithoutKernels:
@@ -239,15 +218,8 @@ def test_what_is_packed_is_taken_out_of_the_tensors_that_are_loaded(kernels: lib
     model = make_wide_model("llama", **SMALL)
     tensors = {name: tensor.bfloat16() for name, tensor in model.state_dict().items()}
 
-    found = Packing(Products(kernels, 1)).take(model, tensors, tmp_path)
+    found = Packing(Products(kernels, 1)).take(model, tensors)
 
     assert set(found) == set(types_of(load_weights(save(tmp_path))))
     assert not set(found) & set(tensors)
     assert all("norm" in name for name in tensors)
-
-
-def test_a_file_that_has_lost_bytes_since_its_table_was_read_is_not_mapped(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(bytes(1000))
-    assert map_file(tmp_path / "model.gguf", 1000).numel() == 1000
-    with pytest.raises(UnsupportedModel, match=r"model\.gguf has 1,000 bytes, and its packed weights need 1,001"):
-        map_file(tmp_path / "model.gguf", 1001)

@@ -15,9 +15,10 @@ from bough.engines.torch.cpu import route
 from bough.engines.torch.cpu.library import Kernels
 from bough.engines.torch.cpu.route import choose_weights
 from bough.engines.torch.cpu.structure import UnknownStructure, read_structure
-from bough.engines.torch.forward import Forward
+from bough.engines.torch.forward import TorchForward
+from bough.engines.torch.model_loader import load_model
 from bough.engines.torch.self_check.probe import probe
-from bough.errors import KernelsMissing, SettingsError
+from bough.errors import KernelsMissing, ModelError, SettingsError
 from tests.tiny_models import CONFIGS, make_folder
 
 CPU = torch.device("cpu")
@@ -47,9 +48,10 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(route, "load_kernels", fail)
 
 
-def make_engine(tmp_path: Path, name: str = "llama", **settings: Any) -> TorchEngine:
-    folder = make_folder(name, tmp_path / name)
-    return TorchEngine.load(folder, Settings(device="cpu", cache_folder=tmp_path / "cache", **settings))
+def make_engine(tmp_path: Path, name: str = "llama", **options: Any) -> TorchEngine:
+    settings = Settings(device="cpu", cache_folder=tmp_path / "cache", **options)
+    loaded = load_model(make_folder(name, tmp_path / name), settings)
+    return TorchEngine(loaded.model, settings, weights=loaded.weights)
 
 
 @pytest.mark.parametrize(
@@ -59,9 +61,10 @@ def make_engine(tmp_path: Path, name: str = "llama", **settings: Any) -> TorchEn
         ({"weights": "q8_0"}, "quantized: Q8_0 (0 MB)", "whole, in one call ({title} kernels)"),
         ({"weights": "float32"}, "float32 (the setting weights is float32)", "transformers' modules in torch"),
         (
-            {"attention": "sdpa", "weights": "q8_0"},
+            {"name": "gpt_oss", "weights": "q8_0"},
             "quantized: Q8_0 (0 MB)",
-            "transformers' modules, products by {title} kernels; not in one call, because the setting attention is sdpa",
+            "transformers' modules, products by {title} kernels; not in one call, because its attention has sinks, "
+            "which the kernels do not know",
         ),
         (
             {"dtype": "bfloat16"},
@@ -81,6 +84,17 @@ def test_without_kernels_the_model_runs_in_float32_and_says_why(tmp_path, withou
 
     assert found["weights"] == "float32 (there are no kernels for this CPU: there was no C compiler)"
     assert found["step"] == "transformers' modules in torch"
+
+
+def test_damaged_weights_of_a_norm_are_an_error_in_words(tmp_path, kernels):
+    settings = Settings(device="cpu", cache_folder=tmp_path / "cache")
+    make_engine(tmp_path)  # whose verdict is kept
+    loaded = load_model(tmp_path / "llama", settings)
+    with torch.inference_mode():
+        loaded.model.model.layers[1].input_layernorm.weight[3] = torch.nan
+
+    with pytest.raises(ModelError, match=r"damaged.* a LlamaRMSNorm has weights that are not finite numbers"):
+        TorchEngine(loaded.model, settings, weights=loaded.weights)
 
 
 def test_a_model_of_another_structure_names_the_part(tmp_path, kernels):
@@ -112,7 +126,7 @@ def test_each_reason_against_the_whole_step_is_in_plain_words(name, changes, rea
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **(SMALL | changes))).eval()
 
     with pytest.raises(UnknownStructure) as caught:
-        read_structure(model, probe(Forward(model)))
+        read_structure(model, probe(TorchForward(model)))
 
     assert reason in str(caught.value)
 
@@ -121,7 +135,7 @@ def test_on_a_gpu_there_is_nothing_to_explain():
     assert choose_weights(Settings(), torch.device("cuda"), torch.bfloat16).why_not == ""
 
 
-@pytest.mark.parametrize("weights", ["packed", "q8_0", "q4_0", "int4"])
+@pytest.mark.parametrize("weights", ["packed", "q8_0", "q4_0"])
 def test_what_needs_the_cpu_in_float32_is_refused_elsewhere(weights):
     with pytest.raises(SettingsError, match=f"weights is '{weights}', which needs the CPU and float32: this is cuda in"):
         choose_weights(Settings(weights=weights), torch.device("cuda"), torch.bfloat16)

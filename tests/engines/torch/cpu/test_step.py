@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bough.cache.tree.state import Lane
+from bough.engines.shared.compute import RunResult
 from bough.engines.torch import TorchEngine
 from bough.errors import EngineError
 from tests.contract.driving import give_back, keep, make_ids, new_lane, rewind, run
@@ -74,7 +75,7 @@ def test_the_number_of_threads_changes_no_bit(folder: Path) -> None:
         engine = load_packed(folder, threads=num_threads)
         lanes = lanes_at(engine, OFFSETS)
         scored = new_lane(engine, 100)
-        rows = engine._compute.evaluate_all(scored, make_ids(engine, 100))
+        rows = engine._compute.run(scored, make_ids(engine, 100), RunResult.ALL_LOGITS)
         return [rows, *(logits for step in step_often(engine, lanes) for logits in step)]
 
     one, two, five = map(everything, (1, 2, 5))

@@ -11,7 +11,9 @@ import torch
 from transformers import LlamaForCausalLM
 
 from bough.engines.torch import TorchEngine
+from bough.engines.torch.cpu import structure
 from bough.engines.torch.cpu.route import choose_weights
+from bough.engines.torch.cpu.step import WholeStep
 from tests.contract.driving import make_ids, new_lane, run
 from tests.packed_models import differs_by, load_packed, make_reference, make_settings, make_wide_model, save_model
 
@@ -139,6 +141,37 @@ def test_a_model_that_computes_something_else_far_from_the_start_is_found_out(tm
         wanted = model(input_ids=torch.tensor([ids]), position_ids=torch.arange(1100)[None], use_cache=False).logits[0]
         model.set_attn_implementation(engine.describe()["attention"])
     assert differs_by(run(engine, lane, ids, [1000, 99, 1]), wanted[-1]) <= TOLERANCE
+
+
+def test_a_step_that_differs_from_one_run_of_the_prompt_by_a_bit_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = WholeStep.step
+    monkeypatch.setattr(WholeStep, "step", lambda *args: [torch.nextafter(each, each + 1) for each in step(*args)])
+    folder = save_model(make_wide_model("llama"), tmp_path / "model")
+
+    engine = load_packed(folder)
+
+    assert "depend on how a prompt is split" in engine.describe()["step"]
+    assert engine.capabilities.can_reuse
+
+
+@pytest.mark.parametrize("misread", [False, True])
+def test_the_one_layer_without_rotation_is_checked_however_late_it_comes(
+    misread: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rotated = [1] * 10 + [0, 1]
+    model = make_wide_model("smollm3", num_hidden_layers=12, no_rope_layers=rotated)
+    folder = save_model(model, tmp_path / "model")
+    if misread:
+        find, rotating = structure._Rotations.find, model.model.layers[0].self_attn
+        monkeypatch.setattr(structure._Rotations, "find", lambda self, attention, index: find(self, rotating, 0))
+
+    engine = load_packed(folder)
+
+    assert ("its logits differ" in engine.describe()["step"]) == misread, engine.describe()["step"]
+    assert engine.describe()["step"].startswith("whole") != misread
+    assert largest_difference(engine, folder) <= TOLERANCE
 
 
 def test_a_real_family_that_scales_queries_by_their_position_is_found_out(tmp_path: Path) -> None:

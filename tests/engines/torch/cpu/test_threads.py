@@ -18,9 +18,8 @@ from torch import Tensor
 
 from bough.cache.tree.state import Lane
 from bough.engines.torch import TorchEngine
-from bough.engines.torch.cpu import openmp
+from bough.engines.torch.cpu import library
 from bough.engines.torch.cpu.library import load_kernels
-from bough.engines.torch.cpu.openmp import find_parallel
 from tests.contract.driving import make_ids, new_lane, rewind, run
 from tests.packed_models import load_packed, make_wide_model, save_model
 
@@ -68,7 +67,7 @@ def test_the_kernels_compute_the_same_with_torchs_threads_and_with_their_own(fol
     with_torchs = decode(engine)
     kernels.share_threads(None)
     with_own = decode(engine)
-    kernels.share_threads(find_parallel())
+    kernels.share_threads(library.find_parallel())
 
     assert torch.equal(with_torchs, wanted)
     assert torch.equal(with_own, wanted)
@@ -76,15 +75,15 @@ def test_the_kernels_compute_the_same_with_torchs_threads_and_with_their_own(fol
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other runtimes")
 def test_torchs_runtime_is_found_once_torch_has_loaded_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = openmp._MAPS.read_text().splitlines(keepends=True)
+    lines = library._MAPS.read_text().splitlines(keepends=True)
     torchs = [line for line in lines if str(Path(torch.__file__).parent) in line]  # other tests load other runtimes, too
 
-    monkeypatch.setattr(openmp, "_MAPS", tmp_path / "maps")
-    assert find_parallel() is None  # no such file
+    monkeypatch.setattr(library, "_MAPS", tmp_path / "maps")
+    assert library.find_parallel() is None  # no such file
     (tmp_path / "maps").write_text("".join(torchs))
-    assert find_parallel()
+    assert library.find_parallel()
     (tmp_path / "maps").write_text("".join([*torchs, "7f02-7f03 r-xp 0 0 0 /b/libgomp-1.so.1\n"]))
-    assert find_parallel() is None  # two runtimes
+    assert library.find_parallel() is None  # two runtimes
 
 
 def test_many_more_threads_than_cores_end_under_load(folder: Path, wanted: Tensor) -> None:

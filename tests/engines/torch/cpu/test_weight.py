@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bough.engines.torch.cpu.library import load_kernels
-from bough.engines.torch.cpu.matrix import TYPES, Matrix
+from bough.engines.torch.cpu.library import BLOCK_TYPES, TYPES, load_kernels
+from bough.engines.torch.cpu.matrix import Matrix
 from bough.engines.torch.cpu.weight import PackedWeight, Products
 from bough.errors import KernelsMissing
-from bough.models.weights.packed import PackedTensor, RowRun, row_bytes
+from tests.packed_models import random_blocks
 
 ROWS, COLUMNS, THREADS = 71, 512, 3
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -34,17 +34,8 @@ def random_tensor(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def random_blocks(type_name: str, num_rows: int, num_columns: int) -> np.ndarray:
-    """Random bytes are random weights, but for scales that must be finite."""
-    blocks = np.random.default_rng(0).integers(0, 256, (num_rows, row_bytes(type_name, num_columns)), np.uint8)
-    kind = gguf.GGMLQuantizationType[type_name]
-    size = gguf.GGML_QUANT_SIZES[kind][1]
-    where = [size - 2] if type_name == "Q6_K" else [0] if type_name in ("Q4_0", "Q5_0", "Q8_0") else [0, 2]
-    scales = np.random.default_rng(1).uniform(-0.02, 0.02, (num_rows, num_columns)).astype(np.float16)
-    for i, at in enumerate(where):
-        for block in range(blocks.shape[1] // size):
-            blocks[:, block * size + at : block * size + at + 2] = scales[:, [block + i]].view(np.uint8)
-    return blocks
+def pack(blocks: np.ndarray, type_name: str, num_columns: int, products: Products) -> Matrix:
+    return products.pack(type_name, len(blocks), num_columns, lambda first, last: torch.from_numpy(blocks[first:last]))
 
 
 def make_pair(type_name: str, products: Products, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> tuple[PackedWeight, Tensor]:
@@ -53,9 +44,9 @@ def make_pair(type_name: str, products: Products, shape: tuple[int, ...] = (ROWS
     if type_name in FLOATS:
         stored = (random_tensor(rows, shape[-1]) / 8).to(FLOATS[type_name])
         return PackedWeight(Matrix.of_tensor(stored), shape, products), stored.float().view(shape)
-    blocks = random_blocks(type_name, rows, shape[-1])
+    blocks = random_blocks(type_name, rows, shape[-1], spread=0.2)
     plain = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[type_name])
-    matrix = Matrix.of_blocks(torch.from_numpy(blocks), type_name, shape[-1])
+    matrix = pack(blocks, type_name, shape[-1], products)
     return PackedWeight(matrix, shape, products), torch.from_numpy(plain).view(shape)
 
 
@@ -63,7 +54,7 @@ def assert_close(found: Tensor, wanted: Tensor) -> None:
     assert found.dtype == torch.float32
     assert found.shape == wanted.shape
     if wanted.numel():
-        assert float((found - wanted).abs().max()) <= 2e-5 * max(1.0, float(wanted.abs().max()))
+        assert float((found - wanted).abs().max()) <= 2e-4 * max(1.0, float(wanted.abs().max()))  # activations have 16 bits
 
 
 @pytest.mark.parametrize("type_name", TYPES)
@@ -114,17 +105,55 @@ def test_floats_may_have_any_number_of_columns(type_name: str, columns: int, pro
     assert torch.equal(weight.unpack(), plain)
 
 
-def test_rows_may_lie_anywhere_in_a_file(products: Products) -> None:
-    blocks = random_blocks("Q4_1", 8, 64)
-    size = blocks.shape[1]
-    table = PackedTensor("Q4_1", (6, 64), (RowRun(size * 4, 2 * size, 2), RowRun(0, size, 4)))
-    matrix = Matrix.of_file(torch.from_numpy(blocks.reshape(-1)), table)
-    plain = torch.from_numpy(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType.Q4_1))[[4, 6, 0, 1, 2, 3]]
-    weight, x = PackedWeight(matrix, (6, 64), products), random_tensor(3, 64)
+def test_a_slice_of_panels_begins_at_a_panel(products: Products) -> None:
+    weight, plain = make_pair("Q4_1", products)
+    x = random_tensor(3, COLUMNS)
 
-    assert torch.equal(weight.unpack(), plain)
-    assert torch.equal(PackedWeight(matrix.slice(1, 5), (4, 64), products).unpack(), plain[1:5])
-    assert_close(F.linear(x, weight), F.linear(x, plain))  # type: ignore[arg-type]
+    part = PackedWeight(weight.matrix.slice(16, 40), (24, COLUMNS), products)
+
+    assert torch.equal(part.unpack(), plain[16:40])
+    assert torch.equal(F.linear(x, part), F.linear(x, weight)[:, 16:40])  # type: ignore[arg-type]
+    assert not weight.matrix.can_slice(17)
+
+
+@pytest.mark.parametrize("type_name", BLOCK_TYPES)
+def test_a_row_has_the_same_bits_alone_in_a_batch_in_a_run_and_on_any_number_of_threads(
+    type_name: str, products: Products
+) -> None:
+    columns = 512 if "_K" in type_name else 576
+    weight, _ = make_pair(type_name, products, (ROWS, columns))
+    x = random_tensor(40, columns)
+    run = products.multiply(weight.matrix, x, None)
+
+    for num_rows in (1, 2, 3, 4, 7, 8, 9, 12):
+        assert torch.equal(products.multiply(weight.matrix, x[-num_rows:], None), run[-num_rows:])
+    assert torch.equal(Products(products.kernels, 3).multiply(weight.matrix, x, None), run)
+
+
+@pytest.mark.parametrize(("terms", "error"), [(2, 4e-5), (1, 2e-2)])
+def test_activations_of_two_terms_are_a_hundred_times_as_exact_as_of_one(
+    terms: int, error: float, products: Products
+) -> None:
+    weight, plain = make_pair("Q4_K", products, (ROWS, 512))
+    x = random_tensor(20, 512)
+    wanted = x.double() @ plain.double().T
+
+    found = Products(products.kernels, 2, terms).multiply(weight.matrix, x, None)
+
+    assert (found - wanted).norm() / wanted.norm() < error
+
+
+def test_zeros_very_small_and_not_finite_activations_are_no_other_rows_problem(products: Products) -> None:
+    weight, _ = make_pair("Q8_0", products)
+    x = random_tensor(4, COLUMNS)
+    plain = products.multiply(weight.matrix, x, None)
+    x[0], x[1], x[2, 3] = 0.0, 1e-40, float("nan")
+
+    found = products.multiply(weight.matrix, x, None)
+
+    assert not found[0].any() and not found[1].any()
+    assert found[2].isnan().all()
+    assert torch.equal(found[3], plain[3])
 
 
 def test_inputs_of_any_number_of_axes_and_strides_are_taken(products: Products) -> None:
@@ -207,7 +236,7 @@ def test_it_looks_like_a_float32_tensor_on_the_cpu(products: Products) -> None:
         assert getattr(weight, name) == getattr(plain, name), name
     assert (weight.numel(), weight.dim(), weight.size(), weight.size(-1)) == (1120, 3, plain.shape, 32)
     assert len(weight) == 5
-    assert weight.nbytes == 35 * 18
+    assert weight.nbytes == 48 * 18 + 32 * 3  # three panels of 16 rows, each with scales of whole lines
 
 
 def test_it_cannot_be_changed_without_a_word(products: Products) -> None:
@@ -220,7 +249,7 @@ def test_it_cannot_be_changed_without_a_word(products: Products) -> None:
 
 
 def test_an_expert_stays_packed(products: Products) -> None:
-    weight, plain = make_pair("Q8_0", products, (4, 6, 64))
+    weight, plain = make_pair("Q8_0", products, (4, 16, 64))
     x = random_tensor(3, 64)
     for index in (0, 3, -1, torch.tensor(2)):
         expert = weight[index]

@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from bough.config import Settings
-from bough.engines.contract import EncoderInput
 from bough.engines.torch.encoders import TorchEncoder
 from bough.errors import EngineError, SettingsError, UnsupportedModel
 from bough.models.encoders.files import EmbedderFiles, Pooling, RerankerFiles, read_embedder, read_reranker
 from bough.models.files import ModelFiles
+from bough.types import EncoderInput
 from tests.tiny_encoders import (
     CONTEXT,
     FAMILIES,
@@ -226,7 +226,7 @@ def test_a_step_whose_sizes_do_not_fit_is_named(tmp_path, size, num_weights, exp
         load(folder)
 
 
-@pytest.mark.parametrize("weights", ["packed", "q8_0", "q4_0", "int4"])
+@pytest.mark.parametrize("weights", ["packed", "q8_0", "q4_0"])
 def test_packed_weights_are_refused(folders, weights):
     with pytest.raises(SettingsError, match=f"weights is '{weights}', and encoders are never packed"):
         load(folders["bert"], Settings(device="cpu", weights=weights))

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from bough.engines.torch.host import pool as host_pool
-from bough.engines.torch.host.memory import Chunk
-from bough.engines.torch.host.pool import FRACTIONS, HostPool, Piece
+from bough.engines.torch.host.pool import FRACTIONS, HostChunk, HostPool, Piece
 
 SLAB = 64 * 1024
 CHUNK = 4 * SLAB
@@ -206,11 +205,11 @@ def test_unused_slabs_make_way_for_larger_pieces(pool: HostPool) -> None:
 def test_memory_that_the_system_refuses_is_a_memory_error_and_nothing_is_counted(
     pool: HostPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(nbytes: int, pin_for: torch.device | None) -> Chunk:
+    def refuse(nbytes: int, pin_for: torch.device | None) -> HostChunk:
         raise MemoryError(f"no {nbytes:,} bytes of host memory to be had")
 
     pieces = [pool.take(SLAB), pool.take(SLAB)]
-    monkeypatch.setattr(host_pool, "Chunk", refuse)
+    monkeypatch.setattr(host_pool, "HostChunk", refuse)
     pieces += [pool.take(SLAB), pool.take(SLAB)]  # growing ahead fails, and nobody needed it
 
     with pytest.raises(MemoryError, match="262,144"):
@@ -223,7 +222,7 @@ def test_memory_that_the_system_refuses_is_a_memory_error_and_nothing_is_counted
 
 def test_more_memory_than_there_is_is_refused_with_the_number() -> None:
     with pytest.raises(MemoryError, match=f"{2**60:,}"):
-        Chunk(2**60, None)
+        HostChunk(2**60, None)
 
 
 def test_a_piece_that_comes_back_takes_the_last_copy_with_it(pool: HostPool) -> None:
@@ -279,7 +278,7 @@ def test_a_chunk_that_cannot_be_registered_is_pinned_by_pytorch_and_says_so(monk
     def refuse(memory: memoryview) -> int:
         raise RuntimeError("cudaHostRegister failed with code 801")
 
-    monkeypatch.setattr("bough.engines.torch.host.memory._register", refuse)
+    monkeypatch.setattr("bough.engines.torch.host.pool._register", refuse)
     pool = HostPool(2**20, torch.device("cuda", 0))
 
     assert pool.take(2**20).memory.is_pinned()

@@ -22,6 +22,9 @@ LENGTH = 60
 _needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
 
+_POOL_BYTES = 256 << 20
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
@@ -38,7 +41,9 @@ def make_lagging(folder: Path) -> TorchEngine:
 
 def make_cuda(folder: Path) -> TorchEngine:
     model = make_model("qwen3_next").to(device="cuda", dtype=torch.bfloat16)
-    return TorchEngine(model, Settings(device="cuda", cache_folder=folder))
+    engine = TorchEngine(model, Settings(device="cuda", cache_folder=folder), graphs="off")
+    engine.limit_device(_POOL_BYTES)  # by default it takes most of the device, and the next engine finds none
+    return engine
 
 
 HOSTED = [make_lagging, pytest.param(make_cuda, marks=[pytest.mark.cuda, _needs_cuda])]
@@ -231,7 +236,7 @@ def test_device_memory_is_not_used_again_before_it_was_copied_out(tmp_path: Path
         run(engine, lane, make_ids(engine, 256, seed), [256])
     wanted = [lane.publish(group, 0, 256) for lane in lanes]
 
-    keep_device_busy(0.3, engine._pages.transfers._streams._out)  # type: ignore[union-attr]
+    keep_device_busy(0.3, engine._pages.transfers.streams._out)  # type: ignore[union-attr]
     pages = []
     for lane in lanes * 10:
         pages.append(lane.publish(group, 0, 256))
@@ -255,10 +260,11 @@ def test_a_lane_takes_in_every_page_although_the_ring_has_three(tmp_path: Path) 
     for item in items(kept):
         engine.to_host(item)
 
-    for late in (None, engine._pages.transfers._streams._in):  # type: ignore[union-attr]
+    for late in (None, engine._pages.transfers.streams._in):  # type: ignore[union-attr]
         keep_device_busy(0.1, late)
-        staged.adopt(length, kept)
-        staged.adopt(length, kept)
+        for _ in range(2):
+            staged.reserve(length)  # what was promised before is used up
+            staged.adopt(length, kept)
 
     again, wanted = keep(engine, staged), keep(engine, direct)
     assert [engine.pack(item) for item in items(again)] == [engine.pack(item) for item in items(wanted)]

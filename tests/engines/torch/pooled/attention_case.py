@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from bough.engines.shared.pool.plan import PAGE, Piece, Plan, find_places, make_plan, make_run_plan
-from bough.engines.torch.pooled.attention.bucket import Bucket, ItemAttention
+from bough.engines.torch.attention import Scores
+from bough.engines.torch.pooled.attention.bucket import ItemAttention, StepBucket
 from bough.engines.torch.pooled.attention.buffers import PlanBuffers
 from tests.engines.shared.pool.random_lanes import RandomLanes, cut_before
 
 LAYERS, LAYER = 2, 1
-Choice = Callable[[Bucket], ItemAttention | None]
+Choice = Callable[[StepBucket], ItemAttention | None]
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,8 @@ class _Step:
             expected_pool[place // PAGE, 1, LAYER, :, place % PAGE] = self.v[seen[-1], :, 0]
         layer = expected_pool[:, :, LAYER]
         expected = [self._expect(layer, pieces, position, seen[-1]) for pieces, position, seen in entries]
-        options = {"scale": case.dim**-0.5, "window": case.window, "softcap": case.softcap, "sinks": self.sinks}
-        output = self.buffers.attend(self.q, self.k, self.v, self.pool[:, :, LAYER], self.pos, **options)
+        scores = Scores(case.dim**-0.5, case.window, case.softcap, self.sinks)
+        output = self.buffers.attend(self.q, self.k, self.v, self.pool[:, :, LAYER], self.pos, scores)
         return Outcome(output, torch.stack(expected), self.pool, expected_pool, plan)
 
     def _expect(self, rows: Tensor, pieces: Sequence[Piece], position: int, entry: int) -> Tensor:
@@ -134,9 +135,9 @@ class _Step:
         return torch.einsum("hgn,nhd->hgd", s.softmax(-1)[..., : len(places)], v).flatten(0, 1)
 
 
-def _bucket(case: Case, entries: int, *, is_run: bool) -> Bucket:
+def _bucket(case: Case, entries: int, *, is_run: bool) -> StepBucket:
     device = torch.device(case.device)
-    return Bucket(
+    return StepBucket(
         entries,
         case.heads,
         case.group,

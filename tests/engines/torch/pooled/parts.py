@@ -12,19 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bough.cache.tree.state import Group, Kind, Page, Source, State
+from bough.cache.tree.state import Group, GroupSource, Kind, Page, State
 from bough.engines.shared.pool.arena import Arena
 from bough.engines.shared.row_memory import LaneSizes
-from bough.engines.torch.forward import Forward
-from bough.engines.torch.layout import Layout
-from bough.engines.torch.loading import prepare
-from bough.engines.torch.pooled.attention import operator
+from bough.engines.torch.forward import TorchForward
+from bough.engines.torch.layout import TorchLayout
+from bough.engines.torch.model_loader import prepare
 from bough.engines.torch.pooled.compute import PooledCompute
-from bough.engines.torch.pooled.lanes.lane import PooledTorchLane
-from bough.engines.torch.pooled.lanes.memory import PoolMemory
-from bough.engines.torch.pooled.lanes.pages import PooledPages
-from bough.engines.torch.pooled.passes.wiring import Wiring
+from bough.engines.torch.pooled.lane import PooledTorchLane
+from bough.engines.torch.pooled.memory import PoolMemory
+from bough.engines.torch.pooled.pages import PooledPages
 from bough.engines.torch.pooled.pool import Pool
+from bough.engines.torch.pooled.wiring import POOL_ATTENTION, Wiring, register_pool_attention
 from bough.engines.torch.self_check.probe import probe
 from bough.types import Draw, SamplingParams
 from tests.tiny_models import make_model
@@ -40,8 +39,8 @@ class Parts:
     """A pool whose memory is full of NaN where nothing was written. `lanes` are those that `lane` has made."""
 
     name: str
-    forward: Forward
-    layout: Layout
+    forward: TorchForward
+    layout: TorchLayout
     wiring: Wiring
     pool: Pool
     lanes: list[PooledTorchLane] = field(default_factory=list)
@@ -96,29 +95,29 @@ class Parts:
         expected = stock_logits(self.name, tuple(ids))
         return float((logits.float() - expected).abs().max()) <= TOLERANCE
 
-    def keep(self, lane: PooledTorchLane) -> dict[Group, Source]:
+    def keep(self, lane: PooledTorchLane) -> dict[Group, GroupSource]:
         """All that restores the lane where it stands: a page for each slot."""
         return {
-            group: Source(state=lane.capture(group))
+            group: GroupSource(state=lane.capture(group))
             if group.kind is Kind.RECURRENT
-            else Source(pages=self.publish(lane, group, group.first_needed(lane.offset), lane.offset))
+            else GroupSource(pages=self.publish(lane, group, group.first_needed(lane.offset), lane.offset))
             for group in self.layout.groups
         }
 
-    def keep_rows(self, *pages: Page) -> dict[Group, Source]:
+    def keep_rows(self, *pages: Page) -> dict[Group, GroupSource]:
         """What restores a lane of a model with one row group and nothing else."""
         (group,) = self.layout.groups
-        return {group: Source(pages=pages)}
+        return {group: GroupSource(pages=pages)}
 
     def publish(self, lane: PooledTorchLane, group: Group, start: int, end: int) -> tuple[Page, ...]:
         return tuple(lane.publish(group, span.start, span.end) for span in lane.spans(group, start, end))
 
-    def release(self, kept: dict[Group, Source]) -> None:
+    def release(self, kept: dict[Group, GroupSource]) -> None:
         for item in items_of(kept):
             self.pages.release(item)
 
 
-def items_of(kept: dict[Group, Source]) -> list[Page | State]:
+def items_of(kept: dict[Group, GroupSource]) -> list[Page | State]:
     return [item for source in kept.values() for item in (*source.pages, *([source.state] if source.state else []))]
 
 
@@ -127,22 +126,22 @@ def make_parts(
 ) -> Parts:
     """The model of that name on a pool of its own."""
     torch.set_num_threads(1)
-    operator.register()
-    forward = Forward(prepare(make_model(name)))
+    register_pool_attention()
+    forward = TorchForward(prepare(make_model(name)))
     layout = probe(forward)
-    forward.model.set_attn_implementation(operator.NAME)
+    forward.model.set_attn_implementation(POOL_ATTENTION)
     wiring = Wiring(forward, layout)
     pool = Pool(forward, layout, wiring, LaneSizes(context, slack), budget_bytes, goes_ahead=goes_ahead)
     fill_with_nan(layout, pool.memory)
     return Parts(name, forward, layout, wiring, pool)
 
 
-def fill_with_nan(layout: Layout, memory: PoolMemory) -> None:
+def fill_with_nan(layout: TorchLayout, memory: PoolMemory) -> None:
     """Only the states that are always zero stay so."""
     for rows in memory.rows.values():
         rows.untyped_storage().fill_(NAN_BYTE)
     for group in layout.states:
-        memory.slot_bytes(memory.blank_slot(group)).zero_()
+        memory.slot_bytes(memory.blank[group]).zero_()
 
 
 def make_ids(length: int, seed: int = 0) -> list[int]:

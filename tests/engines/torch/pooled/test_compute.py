@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bough.cache.tree.state import Source
-from bough.engines.torch.pooled.lanes.lane import PooledTorchLane
-from bough.engines.torch.pooled.passes import passes, static_batch
+from bough.cache.tree.state import GroupSource
+from bough.engines.shared.compute import RunResult
+from bough.engines.torch.pooled import graphs, static_batch
+from bough.engines.torch.pooled.lane import PooledTorchLane
 from bough.errors import EngineError
 from tests.engines.torch.pooled.parts import GREEDY, Parts, failing, items_of, make_ids, make_parts, watching
 
@@ -187,7 +188,7 @@ def test_a_lane_rewound_to_before_the_step_in_vain_goes_on_from_there(llama: Par
     (lane,), (ids,), (logits,) = begin(llama, 20)
     llama.sample(logits)
 
-    lane.adopt(17, {group: Source(live=17) for group in llama.layout.groups})
+    lane.adopt(17, {group: GroupSource(live=17) for group in llama.layout.groups})
 
     assert llama.is_answer(llama.compute.step([lane], [9])[0], [*ids[:17], 9])
 
@@ -298,7 +299,7 @@ def test_lanes_of_which_one_is_new_are_stepped_one_by_one_if_they_have_states(re
 
 
 def test_more_lanes_than_a_step_takes_are_stepped_in_turns(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "LARGEST_STEP", 2)
+    monkeypatch.setattr(graphs, "LARGEST_STEP", 2)
     lanes, texts, logits = begin(parts, 5, 12, 7, 3, 9)
 
     with watching(parts) as seen:
@@ -316,7 +317,7 @@ def test_every_token_of_a_scored_run_has_its_logits(parts: Parts) -> None:
     ids = make_ids(9)
     lane = parts.lane(20, ids[:4])
 
-    rows = parts.compute.evaluate_all(lane, ids[4:])
+    rows = parts.compute.run(lane, ids[4:], RunResult.ALL_LOGITS)
 
     assert lane.offset == 9
     for number, row in enumerate(rows, start=5):

@@ -12,8 +12,8 @@ import torch
 
 from bough.config import Settings
 from bough.engines.torch import TorchEngine
-from bough.engines.torch.pooled.passes.long_run import LongRun
-from bough.engines.torch.pooled.passes.static_batch import StaticBatch
+from bough.engines.torch.pooled.long_run import LongRun
+from bough.engines.torch.pooled.static_batch import StaticBatch
 from bough.errors import EngineError
 from tests.contract.driving import answer, is_close, items, keep, make_ids, new_lane
 from tests.contract.lagging import make_lagging_transfers
@@ -24,13 +24,13 @@ BUDGET_BYTES = 8 << 20
 HOST_BYTES = 1 << 20
 
 
-def make_engine(name: str, folder: Path, **settings: Any) -> TorchEngine:
+def make_engine(name: str, folder: Path, **options: Any) -> TorchEngine:
     torch.set_num_threads(1)
-    return TorchEngine(make_model(name), Settings(device="cpu", cache_folder=folder, **settings), pools=True)
+    return TorchEngine(make_model(name), Settings(device="cpu", cache_folder=folder), pools=True, **options)
 
 
 @pytest.mark.parametrize("graphs", ["auto", "wait", "off"])
-def test_a_pool_on_a_cpu_computes_without_graphs_whatever_is_set(graphs: str, tmp_path: Path) -> None:
+def test_a_pool_on_a_cpu_computes_without_graphs_whatever_is_wanted(graphs: str, tmp_path: Path) -> None:
     engine = make_engine("llama", tmp_path, graphs=graphs)
     assert engine.describe()["step"] == "transformers' modules over a pool: not begun"
 
@@ -59,17 +59,14 @@ def test_the_pool_is_made_once_of_the_size_that_was_given_before_the_first_lane(
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "reason"),
+    ("name", "reason"),
     [
-        ("llama", {"attention": "sdpa"}, "the setting attention is sdpa"),
-        ("mamba2", {}, "the model has no rows of attention"),
-        ("gemma3n_text", {}, "Gemma3nTextAttention of layer 4 has no rows of its own"),
+        ("mamba2", "the model has no rows of attention"),
+        ("gemma3n_text", "Gemma3nTextAttention of layer 4 has no rows of its own"),
     ],
 )
-def test_a_model_that_does_not_pool_tells_why_and_still_answers(
-    name: str, settings: dict[str, str], reason: str, tmp_path: Path
-) -> None:
-    engine = make_engine(name, tmp_path, **settings)
+def test_a_model_that_does_not_pool_tells_why_and_still_answers(name: str, reason: str, tmp_path: Path) -> None:
+    engine = make_engine(name, tmp_path)
     engine.limit_device(BUDGET_BYTES)
     ids = make_ids(engine, 20)
 

@@ -10,11 +10,11 @@ import torch
 
 from bough.config import Settings
 from bough.engines.self_check import check as shared_check
-from bough.engines.self_check.verdicts import Verdicts
+from bough.engines.self_check.check import read_verdict
 from bough.engines.shared.compute import Verdict
-from bough.engines.shared.context import reuse_limit
+from bough.engines.shared.engine import reuse_limit
 from bough.engines.torch import TorchEngine, attention, engine
-from bough.engines.torch.forward import Forward
+from bough.engines.torch.forward import TorchForward
 from bough.engines.torch.lanes import buffers, layers
 from bough.engines.torch.self_check import check as self_check_module
 from bough.engines.torch.self_check.check import self_check, verdict_key
@@ -30,9 +30,9 @@ def ready() -> None:
     attention.register()
 
 
-def verdict_of(model: Any, wanted: str = "auto") -> Verdict:
-    forward = Forward(model)
-    return self_check(forward, probe(forward), wanted)
+def verdict_of(model: Any) -> Verdict:
+    forward = TorchForward(model)
+    return self_check(forward, probe(forward))
 
 
 def test_bough_attention_is_the_first_choice() -> None:
@@ -52,8 +52,15 @@ def test_an_attention_that_leaves_out_what_the_model_defines_is_not_taken(monkey
 
 @pytest.mark.parametrize("name", ["sdpa", "eager"])
 @pytest.mark.parametrize("model", ["llama", "mistral", "gemma3_text", "qwen3_next", "bamba"])
-def test_stock_attention_with_its_masks_allows_reuse_too(model: str, name: str) -> None:
-    verdict = verdict_of(make_model(model), name)
+def test_stock_attention_with_its_masks_allows_reuse_too(model: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("this model needs another attention")
+
+    monkeypatch.setitem(attention.AttentionInterface._global_mapping, attention.NAME, fails)
+    made = make_model(model)
+    made.set_attn_implementation(name)
+
+    verdict = verdict_of(made)
 
     assert verdict.attention == name
     assert verdict.can_reuse, verdict.reason
@@ -84,14 +91,14 @@ def test_a_window_that_real_prompts_would_pass_later_is_checked_on_a_small_copy(
 
 
 def test_the_first_row_of_a_restored_window_counts_in_the_last_layer_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = buffers.RowBuffer.write
+    write = buffers.TorchRowBuffer.write
 
     def lose_one(self: Any, page: Any, content: torch.Tensor, start: int, end: int) -> None:
         content = content.clone()
         self.layout.split(content, page.end - page.start)[-1][-1, :, start - page.start] = 0
         write(self, page, content, start, end)
 
-    monkeypatch.setattr(buffers.RowBuffer, "write", lose_one)
+    monkeypatch.setattr(buffers.TorchRowBuffer, "write", lose_one)
 
     verdict = verdict_of(make_model("mistral"))
 
@@ -99,7 +106,7 @@ def test_the_first_row_of_a_restored_window_counts_in_the_last_layer_too(monkeyp
 
 
 def test_a_model_that_ignores_its_cache_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers.RowLayer, "update", lambda self, key, value, *args, **kwargs: (key, value))
+    monkeypatch.setattr(layers.TorchRowLayer, "update", lambda self, key, value, *args, **kwargs: (key, value))
 
     verdict = verdict_of(make_model("llama"))
 
@@ -133,12 +140,12 @@ def test_a_layer_of_an_unknown_type_means_no_reuse_and_is_named(monkeypatch: pyt
 @pytest.mark.parametrize("name", ["gemma3_text", "gemma3n_text", "qwen3_next", "bamba", "nemotron_h", "gpt_oss"])
 def test_a_small_copy_has_every_kind_of_layer(name: str) -> None:
     model = make_model(name)
-    kinds = probe(Forward(model)).kinds
+    kinds = probe(TorchForward(model)).kinds
 
     small = make_small_copy(model, kinds)
 
     assert small is not None
-    layout = probe(Forward(small))
+    layout = probe(TorchForward(small))
     assert set(layout.kinds) == set(kinds)
     assert all(group.window in (0, COPY_WINDOW) for group in layout.groups)
 
@@ -164,7 +171,7 @@ def test_a_broken_verdict_counts_as_none(tmp_path: Path, content: bytes) -> None
     file.write_bytes(content)
 
     assert TorchEngine(make_model("llama"), settings).capabilities.can_reuse
-    assert Verdicts(tmp_path / "self_checks").load(file.stem) is not None
+    assert read_verdict(file) is not None
 
 
 def test_a_folder_that_cannot_be_written_to_does_no_harm(tmp_path: Path) -> None:
@@ -175,14 +182,13 @@ def test_a_folder_that_cannot_be_written_to_does_no_harm(tmp_path: Path) -> None
 
 def test_a_verdict_depends_on_the_configuration_and_the_attention_but_not_on_the_name() -> None:
     model, other = make_model("llama"), make_model("llama", num_hidden_layers=3)
-    key = verdict_key(model, "auto")
+    key = verdict_key(model)
 
     model.config._name_or_path = "somewhere/else"
 
-    assert verdict_key(model, "auto") == key
-    assert verdict_key(model, "sdpa") != key
-    assert verdict_key(other, "auto") != key
-    assert verdict_key(make_model("llama").to(torch.bfloat16), "auto") != key
+    assert verdict_key(model) == key
+    assert verdict_key(other) != key
+    assert verdict_key(make_model("llama").to(torch.bfloat16)) != key
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from bough.config import Settings
-from bough.engines.torch.forward import Forward
-from bough.engines.torch.self_check import layouts
-from bough.engines.torch.self_check.layouts import find_layout
-from bough.engines.torch.self_check.probe import probe
+from bough.engines.torch.forward import TorchForward
+from bough.engines.torch.self_check import probe as probing
+from bough.engines.torch.self_check.probe import find_layout, probe
 from tests.tiny_models import CONFIGS, make_model
 
 
@@ -20,10 +19,10 @@ def kept_files(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_kept_layout_is_the_one_that_was_probed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, forward = Settings(cache_folder=tmp_path), Forward(make_model(name))
+    settings, forward = Settings(cache_folder=tmp_path), TorchForward(make_model(name))
     probed = find_layout(settings, "key", forward)
     if kept_files(tmp_path):
-        monkeypatch.setattr(layouts, "probe", None)  # it must not be called again
+        monkeypatch.setattr(probing, "probe", None)  # it must not be called again
 
     assert find_layout(settings, "key", forward) == probed == probe(forward)
     assert bool(kept_files(tmp_path)) == bool(probed.groups and not probed.states and not probed.empty)
@@ -31,7 +30,7 @@ def test_a_kept_layout_is_the_one_that_was_probed(name: str, tmp_path: Path, mon
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 0}', '{"format": 1, "groups": [{"kind": "full"}]}'])
 def test_a_damaged_or_old_file_is_probed_again_and_replaced(text: str, tmp_path: Path) -> None:
-    settings, forward = Settings(cache_folder=tmp_path), Forward(make_model("llama"))
+    settings, forward = Settings(cache_folder=tmp_path), TorchForward(make_model("llama"))
     probed = find_layout(settings, "key", forward)
     (file,) = kept_files(tmp_path)
     good = file.read_text()
@@ -43,8 +42,8 @@ def test_a_damaged_or_old_file_is_probed_again_and_replaced(text: str, tmp_path:
 
 def test_another_key_has_a_layout_of_its_own(tmp_path: Path) -> None:
     settings = Settings(cache_folder=tmp_path)
-    small = find_layout(settings, "one", Forward(make_model("llama")))
+    small = find_layout(settings, "one", TorchForward(make_model("llama")))
 
-    large = find_layout(settings, "two", Forward(make_model("llama", num_hidden_layers=5)))
+    large = find_layout(settings, "two", TorchForward(make_model("llama", num_hidden_layers=5)))
 
     assert (large.num_layers, small == large) == (5, False)

@@ -15,7 +15,7 @@ from bough.models.defaults import NEUTRAL
 from bough.server.apis.anthropic.messages import MessageStream, format_error, write_events, write_usage, write_whole
 from bough.server.apis.anthropic.wire import CountRequest, MessagesRequest, drop_accounting, read_messages, to_ask
 from bough.server.http.errors import HttpError
-from bough.server.serving.ask import Answered, Delta, Finished, Progress, Started, ToolCall, ToolChoice
+from bough.server.serving.ask import Answered, Delta, Finished, PromptProgress, Started, ToolCall, ToolChoice
 from bough.types import Completion, Usage
 from tests.server.scripted_answer import LOOP, collect, finish, script
 
@@ -343,8 +343,8 @@ class FailingAnswer:
     started = Started(Usage(prompt_tokens=3))
 
     async def __aiter__(self):
-        yield Progress(2, 3)
-        yield Progress(3, 3)
+        yield PromptProgress(2, 3)
+        yield PromptProgress(3, 3)
         yield Delta(text="Once")
         raise EngineError("the engine failed")
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.servers import Server, StartServer
+from tests.server.servers import Address, StartServer
 
 
 @pytest.fixture(scope="session")
-def served(tiny_server: StartServer) -> Server:
+def served(tiny_server: StartServer) -> Address:
     return tiny_server()
 
 
 @pytest.fixture(scope="session")
-def keyed(tiny_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Server:
+def keyed(tiny_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Address:
     file: Path = tmp_path_factory.mktemp("keys") / "keys"
     file.write_text("alices-key\nbobs-key\n")
     file.chmod(0o600)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import secrets
 import tarfile
 from collections.abc import Iterator
@@ -15,15 +16,17 @@ import pytest
 
 from bough.config import Settings
 from bough.errors import Unavailable
+from bough.server.http.logs import JsonFormatter
 from bough.server.serving.transfers import make_file, require_room
 from bough.system.resources import free_disk_bytes
-from tests.server.servers import Server, wait_for_log
+from tests.server.servers import Address
+from tests.waiting import wait_until
 
 SYSTEM = "You are a helpful assistant, and the capital of France is Paris. "
 
 
 @pytest.fixture
-def client(served: Server) -> Iterator[httpx.Client]:
+def client(served: Address) -> Iterator[httpx.Client]:
     """A client of a server whose tree is empty."""
     with httpx.Client(base_url=served.url, timeout=30) as opened:
         opened.delete("/api/cache").raise_for_status()
@@ -120,21 +123,22 @@ def test_what_is_warm_costs_nothing_the_second_time(client: httpx.Client) -> Non
     assert second["cached_tokens"] == first["prompt_tokens"] - 1
 
 
-def test_a_known_prefix_can_be_kept_and_let_go(client: httpx.Client) -> None:
+@pytest.mark.parametrize(("keep", "unkeep"), [("keep", "unkeep"), ("pin", "unpin")])  # present names, and earlier ones
+def test_a_known_prefix_can_be_kept_and_then_kept_no_longer(client: httpx.Client, keep: str, unkeep: str) -> None:
     chat(client)
     body = {"model": "tiny", "messages": messages()}
 
-    pinned = client.post("/api/cache/pin", json=body)
-    kept = client.get("/api/cache").json()["models"][0]["kept"]
-    client.post("/api/cache/unpin", json=body).raise_for_status()
+    changed = client.post(f"/api/cache/{keep}", json=body)
+    num_kept = client.get("/api/cache").json()["models"][0]["kept"]
+    client.post(f"/api/cache/{unkeep}", json=body).raise_for_status()
 
-    assert pinned.status_code == 200 and pinned.json()["kept"] is True
-    assert kept == 1
+    assert changed.status_code == 200 and changed.json()["kept"] is True
+    assert num_kept == 1
     assert client.get("/api/cache").json()["models"][0]["kept"] == 0
 
 
 def test_a_prefix_that_is_not_known_cannot_be_kept(client: httpx.Client) -> None:
-    answer = client.post("/api/cache/pin", json={"model": "tiny", "messages": messages()})
+    answer = client.post("/api/cache/keep", json={"model": "tiny", "messages": messages()})
 
     assert answer.status_code == 409
     assert "0 of the " in answer.json()["error"]
@@ -161,7 +165,7 @@ def test_deleting_with_a_salt_forgets_that_one_alone(client: httpx.Client) -> No
     assert num_tokens(client) > 0
 
 
-def test_a_tree_can_be_carried_away_and_brought_back(client: httpx.Client, served: Server) -> None:
+def test_a_tree_can_be_carried_away_and_brought_back(client: httpx.Client, served: Address) -> None:
     chat(client)
     archive = client.post("/api/cache/export", params={"model": "tiny"})
     client.delete("/api/cache").raise_for_status()
@@ -175,7 +179,7 @@ def test_a_tree_can_be_carried_away_and_brought_back(client: httpx.Client, serve
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", b"\0" * 10_240])
-def test_what_is_no_archive_is_refused_and_changes_nothing(client: httpx.Client, served: Server, content: bytes) -> None:
+def test_what_is_no_archive_is_refused_and_changes_nothing(client: httpx.Client, served: Address, content: bytes) -> None:
     chat(client)
     before = client.get("/api/cache").json()["models"][0]
 
@@ -218,7 +222,7 @@ def test_an_unknown_model_is_not_found(client: httpx.Client) -> None:
 
 
 @pytest.fixture
-def people(keyed: Server) -> Iterator[tuple[httpx.Client, httpx.Client]]:
+def people(keyed: Address) -> Iterator[tuple[httpx.Client, httpx.Client]]:
     """Alice and Bob, who have nothing in the tree yet."""
     with (
         httpx.Client(base_url=keyed.url, timeout=30, headers={"Authorization": "Bearer alices-key"}) as alice,
@@ -268,11 +272,19 @@ def test_a_key_exports_what_is_its_own(people: tuple[httpx.Client, httpx.Client]
     assert sizes[0] > sizes[1]
 
 
-def test_no_key_is_in_the_log(keyed: Server, people: tuple[httpx.Client, httpx.Client]) -> None:
+def test_no_key_is_in_the_log(
+    keyed: Address, people: tuple[httpx.Client, httpx.Client], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="bough")
+    for client in people:
+        chat(client)
     httpx.get(f"{keyed.url}/api/tags", headers={"x-api-key": "a-wrong-key"})
 
-    wait_for_log(keyed, '"path": "/api/tags", "status": 401')
-    assert not any(key in keyed.log for key in ("alices-key", "bobs-key", "a-wrong-key"))
+    def read_log() -> str:
+        return "\n".join(map(JsonFormatter().format, list(caplog.records)))
+
+    wait_until(lambda: '"path": "/api/tags", "status": 401' in read_log(), describe=read_log)
+    assert not any(key in read_log() for key in ("alices-key", "bobs-key", "a-wrong-key"))
 
 
 @pytest.mark.parametrize(("field", "value"), [("reason", 99), ("reason", 10**30), ("last_used", float("nan"))])

@@ -11,13 +11,17 @@ from typing import Any
 import httpx
 import pytest
 
+from bough.models import ModelFiles
 from tests.server.event_stream import watching
-from tests.server.servers import Server, running, stop
+from tests.server.in_process import make_words_folder, serving
+from tests.server.servers import Address, running, stop
 from tests.server.watched import Watched
+
+NUM_ENDLESS = 2**16
 
 
 @pytest.fixture
-def client(served: Server) -> Iterator[httpx.Client]:
+def client(served: Address) -> Iterator[httpx.Client]:
     """A client of a server whose tree is empty."""
     with httpx.Client(base_url=served.url, timeout=30) as opened:
         opened.delete("/api/cache").raise_for_status()
@@ -59,9 +63,17 @@ def test_the_stream_tells_who_it_is_the_models_the_tree_requests_and_figures(cli
     assert node["end"] == request["offset"] and node["tiers"] and node["bytes"] > 0
 
 
-def test_two_requests_with_the_same_id_are_told_apart(client: httpx.Client) -> None:
-    same = {"x-request-id": "mine"}
-    body = {"model": "tiny", "prompt": "first", "stream": True, "max_tokens": 2_000, "ignore_eos": True}
+@pytest.fixture
+def endless(tmp_path: Path) -> Iterator[httpx.Client]:
+    """A client of a server whose model has so long a context that an answer goes on until the client leaves."""
+    files = ModelFiles("tiny", make_words_folder(tmp_path / "tiny", context_tokens=2 * NUM_ENDLESS))
+    with serving(files, tmp_path, disk=0) as address, httpx.Client(base_url=address.url, timeout=30) as opened:
+        yield opened
+
+
+def test_two_requests_with_the_same_id_are_told_apart(endless: httpx.Client) -> None:
+    same, client = {"x-request-id": "mine"}, endless
+    body = {"model": "tiny", "prompt": "first", "stream": True, "max_tokens": NUM_ENDLESS, "ignore_eos": True}
     with watching(client) as stream, client.stream("POST", "/v1/completions", json=body, headers=same) as first:
         lines = first.iter_lines()
         next(lines)  # it runs
@@ -104,7 +116,7 @@ def test_a_client_with_a_salt_sees_the_tree_of_that_salt(client: httpx.Client) -
     assert "nobody" not in str(watched.events)
 
 
-def test_a_client_that_stops_reading_delays_nobody(served: Server, client: httpx.Client) -> None:
+def test_a_client_that_stops_reading_delays_nobody(served: Address, client: httpx.Client) -> None:
     host, port = served.url.removeprefix("http://").split(":")
     with socket.socket() as silent:
         silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -131,7 +143,7 @@ def test_a_server_that_is_told_to_end_ends_its_streams_at_once(tiny_model: Path,
 # With keys
 
 
-def test_each_key_sees_its_own_text_requests_and_figures_alone(keyed: Server) -> None:
+def test_each_key_sees_its_own_text_requests_and_figures_alone(keyed: Address) -> None:
     secrets_of = {name: f"the secret of {name} is {secrets.token_hex(8)}" for name in ("alice", "bob")}
     salt = {"X-Bough-Salt": secrets.token_hex(8)}  # nothing was asked with it before
     with (
@@ -161,6 +173,6 @@ def test_each_key_sees_its_own_text_requests_and_figures_alone(keyed: Server) ->
     assert seen["alice"].trees["tiny"].keys().isdisjoint(seen["bob"].trees["tiny"])
 
 
-def test_without_a_key_nothing_is_told(keyed: Server) -> None:
+def test_without_a_key_nothing_is_told(keyed: Address) -> None:
     for headers in ({}, {"x-api-key": "a-wrong-key"}):
         assert httpx.get(f"{keyed.url}/api/events", headers=headers).status_code == 401

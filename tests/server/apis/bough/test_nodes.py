@@ -1,4 +1,4 @@
-"""Single nodes over HTTP: read, pin and evict them by the numbers that the event stream tells."""
+"""Single nodes over HTTP: read, keep and evict them by the numbers that the event stream tells."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import pytest
 
 from tests.server.apis.bough.test_events import chat, nodes_of
 from tests.server.event_stream import watching
-from tests.server.servers import Server
+from tests.server.load import wait_until_at_rest
+from tests.server.servers import Address
 
 SHARED = "all of these texts begin in the same way, "
 
 
 @pytest.fixture
-def client(served: Server) -> Iterator[httpx.Client]:
+def client(served: Address) -> Iterator[httpx.Client]:
     """A client of a server with two texts that share their beginning."""
+    wait_until_at_rest(served)  # what still runs for a client that has gone would come into the tree after it was cleared
     with httpx.Client(base_url=served.url, timeout=30) as opened:
         opened.delete("/api/cache").raise_for_status()
         for rest in ("and this is one", "but that is another"):
@@ -47,17 +49,19 @@ def test_a_node_is_read_with_all_of_its_text_and_the_text_before_it(client: http
         }
 
 
-def test_a_node_that_is_pinned_stays_marked_until_it_is_unpinned(client: httpx.Client) -> None:
+@pytest.mark.parametrize("route", ["/api/cache/nodes/keep", "/api/cache/nodes/pin"])  # the present name, and an earlier one
+def test_a_node_that_is_kept_stays_marked_until_it_is_no_longer(client: httpx.Client, route: str) -> None:
     *_, tail = read_tree(client)
     body = {"node": tail["node"]}
 
-    pinned = client.post("/api/cache/nodes/pin", json=body).json()
-    kept = client.get("/api/cache/nodes", params=body).json()["kept"]
-    unpinned = client.post("/api/cache/nodes/pin", json=body | {"kept": False}).json()
+    kept = client.post(route, json=body).json()
+    marked = client.get("/api/cache/nodes", params=body).json()["kept"]
+    no_longer = client.post(route, json=body | {"kept": False}).json()
 
-    assert pinned == {"model": "tiny", "root": "", **body, "kept": True, "pinned_tokens": tail["end"]}
-    assert kept == [tail["end"]]
-    assert unpinned["kept"] is False and unpinned["pinned_tokens"] == 0
+    counts = {"kept_tokens": tail["end"], "pinned_tokens": tail["end"]}
+    assert kept == {"model": "tiny", "root": "", **body, "kept": True, **counts}
+    assert marked == [tail["end"]]
+    assert no_longer["kept"] is False and no_longer["kept_tokens"] == no_longer["pinned_tokens"] == 0
     assert client.get("/api/cache/nodes", params=body).json()["kept"] == []
 
 
@@ -75,7 +79,7 @@ def test_a_node_is_evicted_with_all_below_it_and_its_prompt_is_computed_again(cl
 
 
 def test_a_node_that_is_not_there_is_not_found_and_a_wrong_number_is_refused(client: httpx.Client) -> None:
-    for path in ("pin", "evict"):
+    for path in ("keep", "evict"):
         answer = client.post(f"/api/cache/nodes/{path}", json={"node": 2**40})
         assert answer.status_code == 404 and str(2**40) in answer.json()["error"]
         assert client.post(f"/api/cache/nodes/{path}", json={"node": 0}).status_code == 400
@@ -85,7 +89,7 @@ def test_a_node_that_is_not_there_is_not_found_and_a_wrong_number_is_refused(cli
         assert client.get("/api/cache/nodes", params={"node": wrong}).status_code == 400
 
 
-def test_a_key_reaches_no_node_of_another(keyed: Server) -> None:
+def test_a_key_reaches_no_node_of_another(keyed: Address) -> None:
     with (
         httpx.Client(base_url=keyed.url, headers={"x-api-key": "alices-key"}) as alice,
         httpx.Client(base_url=keyed.url, headers={"x-api-key": "bobs-key"}) as bob,
@@ -97,7 +101,7 @@ def test_a_key_reaches_no_node_of_another(keyed: Server) -> None:
 
         refused = [
             bob.get("/api/cache/nodes", params=body),
-            bob.post("/api/cache/nodes/pin", json=body),
+            bob.post("/api/cache/nodes/keep", json=body),
             bob.post("/api/cache/nodes/evict", json=body),
         ]
 

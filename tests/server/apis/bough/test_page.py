@@ -8,19 +8,19 @@ import httpx
 import pytest
 
 from bough.server.apis.bough.page import FOLDER
-from tests.server.servers import Server
+from tests.server.servers import Address
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 
 
 @pytest.fixture(params=["served", "keyed"])
-def server(request: pytest.FixtureRequest) -> Server:
+def server(request: pytest.FixtureRequest) -> Address:
     """A server without keys, and one with keys: the page is the same."""
-    found: Server = request.getfixturevalue(request.param)
+    found: Address = request.getfixturevalue(request.param)
     return found
 
 
-def get_raw(server: Server, path: str) -> bytes:
+def get_raw(server: Address, path: str) -> bytes:
     """The answer to a path that no client would send as it is."""
     host, port = server.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=30) as raw:
@@ -28,7 +28,7 @@ def get_raw(server: Server, path: str) -> bytes:
         return b"".join(iter(lambda: raw.recv(2**16), b""))
 
 
-def test_a_browser_gets_the_page_which_may_load_nothing_from_elsewhere(server: Server) -> None:
+def test_a_browser_gets_the_page_which_may_load_nothing_from_elsewhere(server: Address) -> None:
     answer = httpx.get(server.url, headers=BROWSER)
 
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/html")
@@ -39,19 +39,19 @@ def test_a_browser_gets_the_page_which_may_load_nothing_from_elsewhere(server: S
     assert "accept" in answer.headers["vary"].lower()
 
 
-def test_others_get_the_text_that_clients_of_ollama_look_for(server: Server) -> None:
+def test_others_get_the_text_that_clients_of_ollama_look_for(server: Address) -> None:
     for headers in ({}, {"Accept": "*/*"}, {"Accept": "application/json"}):
         answer = httpx.get(server.url, headers=headers)
         assert answer.text == "Ollama is running" and answer.headers["content-type"].startswith("text/plain")
 
 
-def test_only_the_head_is_sent_to_who_asks_for_it(server: Server) -> None:
+def test_only_the_head_is_sent_to_who_asks_for_it(server: Address) -> None:
     for headers in ({}, BROWSER):
         answer = httpx.head(server.url, headers=headers)
         assert answer.status_code == 200 and answer.content == b"" and int(answer.headers["content-length"]) > 0
 
 
-def test_every_file_of_the_page_is_served_without_a_key_and_with_the_same_headers(server: Server) -> None:
+def test_every_file_of_the_page_is_served_without_a_key_and_with_the_same_headers(server: Address) -> None:
     files = [file for file in FOLDER.rglob("*") if file.is_file()]
     assert files
     with httpx.Client(base_url=server.url) as client:
@@ -70,13 +70,13 @@ def test_every_file_of_the_page_is_served_without_a_key_and_with_the_same_header
         *("/web/%2e%2e%2f%2e%2e%2f__init__.py", "/web/..\\app.py", "/web/index.html%00.js"),
     ],
 )
-def test_nothing_but_the_files_of_the_page_is_served(server: Server, path: str) -> None:
+def test_nothing_but_the_files_of_the_page_is_served(server: Address, path: str) -> None:
     answer = get_raw(server, path)
 
     assert answer.split(b" ", 2)[1] == b"404"
     assert b"import" not in answer
 
 
-def test_the_files_can_only_be_read(server: Server) -> None:
+def test_the_files_can_only_be_read(server: Address) -> None:
     for method in ("POST", "PUT", "DELETE"):
         assert httpx.request(method, f"{server.url}/web/index.html").status_code == 405

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,27 +9,27 @@ import pytest
 
 from bough.models.files import ModelFiles
 from bough.models.tokenizer import Tokenizer, load_tokenizer
-from tests.server.servers import Server, StartServer
+from tests.server.servers import Address, StartServer
 
 MESSAGES = [{"role": "user", "content": "Hello there"}]
 
 
 @pytest.fixture(scope="module")
-def server(tiny_server: StartServer) -> Server:
+def server(tiny_server: StartServer) -> Address:
     return tiny_server()
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> Tokenizer:
-    return load_tokenizer(ModelFiles("tiny", tiny_model))
+def tokenizer(words_model: ModelFiles) -> Tokenizer:
+    return load_tokenizer(words_model)
 
 
-def post(server: Server, path: str, **body: Any) -> httpx.Response:
+def post(server: Address, path: str, **body: Any) -> httpx.Response:
     return httpx.post(f"{server.url}{path}", json=body, timeout=30)
 
 
 def test_a_text_becomes_the_tokens_of_the_models_tokenizer_for_both_kinds_of_clients(
-    server: Server, tokenizer: Tokenizer
+    server: Address, tokenizer: Tokenizer
 ) -> None:
     text = "Hello there, Grüße <|im_end|>"
     ids = tokenizer.encode(text)
@@ -41,22 +40,22 @@ def test_a_text_becomes_the_tokens_of_the_models_tokenizer_for_both_kinds_of_cli
     assert llama == vllm == {"tokens": ids, "count": len(ids), "max_model_len": 2048, "token_strs": None}
 
 
-def test_special_tokens_stay_text_if_they_are_not_to_be_parsed(server: Server, tokenizer: Tokenizer) -> None:
+def test_special_tokens_stay_text_if_they_are_not_to_be_parsed(server: Address, tokenizer: Tokenizer) -> None:
     ids = post(server, "/tokenize", content="a<|im_end|>", parse_special=False).json()["tokens"]
 
     assert tokenizer.decode(ids) == "a<|im_end|>" and len(ids) > 2
 
 
-def test_messages_are_those_that_a_chat_would_have(server: Server, tokenizer: Tokenizer) -> None:
-    expected = tokenizer.render(MESSAGES).ids
+def test_messages_are_those_that_a_chat_would_have(server: Address, tokenizer: Tokenizer) -> None:
+    expected = tokenizer.template.render(MESSAGES).ids
 
     assert post(server, "/tokenize", messages=MESSAGES).json()["tokens"] == expected
     assert post(server, "/tokenize", messages=MESSAGES, add_generation_prompt=False).json()["tokens"] == (
-        tokenizer.render(MESSAGES, add_generation_prompt=False).ids
+        tokenizer.template.render(MESSAGES, add_generation_prompt=False).ids
     )
 
 
-def test_pieces_are_texts_or_bytes_where_they_are_part_of_a_character(server: Server) -> None:
+def test_pieces_are_texts_or_bytes_where_they_are_part_of_a_character(server: Address) -> None:
     tokens = post(server, "/tokenize", content="Hello €", with_pieces=True).json()["tokens"]
     texts = post(server, "/tokenize", prompt="Hello", return_token_strs=True).json()["token_strs"]
 
@@ -66,7 +65,7 @@ def test_pieces_are_texts_or_bytes_where_they_are_part_of_a_character(server: Se
     assert "".join(texts) == "Hello"
 
 
-def test_tokens_become_their_text_again_special_ones_included(server: Server) -> None:
+def test_tokens_become_their_text_again_special_ones_included(server: Address) -> None:
     text = "Hello there 🙂<|im_end|>"
     ids = post(server, "/tokenize", content=text).json()["tokens"]
 
@@ -87,12 +86,12 @@ def test_tokens_become_their_text_again_special_ones_included(server: Server) ->
         ("/tokenize", {"messages": [{"role": "user"}], "add_special_tokens": True}, "add_special_tokens"),
     ],
 )
-def test_what_cannot_be_done_is_a_400_that_says_why(server: Server, path: str, body: dict[str, Any], named: str) -> None:
+def test_what_cannot_be_done_is_a_400_that_says_why(server: Address, path: str, body: dict[str, Any], named: str) -> None:
     answer = post(server, path, **body)
 
     assert answer.status_code == 400
     assert named in answer.json()["error"]
 
 
-def test_an_unknown_model_is_not_found(server: Server) -> None:
+def test_an_unknown_model_is_not_found(server: Address) -> None:
     assert post(server, "/tokenize", model="nowhere", content="a").status_code == 404

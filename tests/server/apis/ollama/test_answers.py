@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from datetime import datetime
@@ -11,8 +10,6 @@ from typing import Any
 import httpx
 import ollama
 import pytest
-
-pytestmark = pytest.mark.model
 
 GREEDY = {"temperature": 0, "repeat_penalty": 1, "num_predict": 8}
 CHAT = [{"role": "user", "content": "Tell me about the history of Paris."}]
@@ -77,17 +74,6 @@ def test_every_object_has_the_model_as_it_was_asked_for_and_the_time(http):
     assert all(piece["created_at"].endswith("Z") and datetime.fromisoformat(piece["created_at"]) for piece in pieces)
 
 
-def test_a_prompt_that_was_seen_before_is_counted_in_full_and_as_cached(http):
-    messages = [{"role": "user", "content": "Count to ten, as slowly as an old clock would: one, two and so on."}]
-    cold = post_chat(http, messages=messages, stream=False).json()
-
-    warm = post_chat(http, messages=messages, stream=False).json()
-
-    assert warm["prompt_eval_count"] == cold["prompt_eval_count"]
-    assert cold["prompt_eval_cached_count"] < warm["prompt_eval_cached_count"] < warm["prompt_eval_count"]
-    assert warm["message"] == cold["message"]
-
-
 def test_the_client_chats(client):
     answer = client.chat("smollm2", CHAT, options=GREEDY)
 
@@ -101,28 +87,6 @@ def test_the_client_streams(client):
 
     assert len(pieces) > 2
     assert pieces[-1].done_reason == "length"
-
-
-def test_the_asynchronous_client_runs_several_chats_at_once(server):
-    async def chat(opened: ollama.AsyncClient, text: str) -> str:
-        pieces = await opened.chat("smollm2", [{"role": "user", "content": text}], stream=True, options=GREEDY)
-        return "".join([piece.message.content or "" async for piece in pieces])
-
-    async def chat_in_parallel() -> list[str]:
-        async with ollama.AsyncClient(server.url, timeout=120) as opened:
-            return await asyncio.gather(*(chat(opened, text) for text in ("Say one.", "Say two.", "Say one.")))
-
-    first, other, again = asyncio.run(chat_in_parallel())
-
-    assert first == again != other
-
-
-def test_a_seed_gives_the_same_text_again(client):
-    options = {"temperature": 1.5, "seed": 11, "num_predict": 12}
-
-    texts = {client.chat("smollm2", CHAT, options=options).message.content for _ in range(2)}
-
-    assert len(texts) == 1
 
 
 def test_an_answer_ends_before_a_stop_text(client):
@@ -153,28 +117,6 @@ def test_a_schema_of_a_class_ends_with_its_last_property(client):
     answer = client.chat("smollm2", CHAT, format=schema, options={"temperature": 0, "num_predict": 60})
 
     assert set(json.loads(answer.message.content or "")) == {"name", "age"}
-
-
-def test_json_is_json(client):
-    answer = client.chat(
-        "smollm2",
-        [{"role": "user", "content": 'Give me {"a": 1} as JSON, nothing else.'}],
-        format="json",
-        options={"temperature": 0, "num_predict": 60},
-    )
-
-    assert answer.done_reason == "length" or json.loads(answer.message.content or "") is not None
-
-
-def test_logprobs_have_text_bytes_and_rivals(http):
-    answer = post_chat(http, logprobs=True, top_logprobs=2, stream=False).json()
-
-    assert len(answer["logprobs"]) == 8
-    for each in answer["logprobs"]:
-        assert bytes(each["bytes"]).decode() == each["token"]
-        assert each["logprob"] <= 0
-        assert each["top_logprobs"][0]["logprob"] == pytest.approx(each["logprob"])
-        assert len(each["top_logprobs"]) == 2
 
 
 def test_streamed_logprobs_are_those_of_the_whole(http):
@@ -283,24 +225,6 @@ def test_a_streamed_prompt_is_that_of_the_whole(http):
     assert "".join(piece["response"] for piece in pieces) == whole["response"]
     assert pieces[-1]["context"] == whole["context"]
     assert not any("context" in piece for piece in pieces[:-1])
-
-
-def test_a_raw_prompt_goes_on_as_it_stands(http):
-    answer = post_generate(http, prompt="The capital of France is", raw=True, stream=False).json()
-
-    assert answer["prompt_eval_count"] == 5
-    assert answer["response"].startswith(" Paris")
-    assert "context" not in answer
-
-
-def test_a_context_that_is_sent_back_is_remembered_and_cached(http):
-    first = post_generate(http, prompt="My name is Rosalind.", stream=False).json()
-
-    second = post_generate(http, prompt="Go on.", context=first["context"], stream=False).json()
-
-    assert len(first["context"]) == first["prompt_eval_count"] + first["eval_count"]
-    assert second["context"][: len(first["context"])] == first["context"]
-    assert second["prompt_eval_cached_count"] >= first["prompt_eval_count"] - 1
 
 
 @pytest.mark.parametrize(

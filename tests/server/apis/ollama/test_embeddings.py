@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,12 @@ import httpx
 import ollama
 import pytest
 
-from bough.config import Settings
 from bough.models import ModelFiles
-from bough.runtime import Runtime
-from tests.server.apis.conftest import put_model, serving
 from tests.server.fake_encoders import DIMENSIONS, MAX_TOKENS, FakeEmbedder, FakeEncoderRuntime, vector_of
-from tests.server.servers import Server
-from tests.tiny_models import make_folder
+from tests.server.in_process import make_words_folder, serving
+from tests.server.servers import StartServer
 from tests.waiting import BOUND_S, wait_until
 
-needs_lanes = pytest.mark.skipif(not hasattr(Runtime, "embedder"), reason="generators embed nothing yet")
 TEXTS = ["A tree has branches.", "Börsenkurse fallen.", "x"]
 
 
@@ -220,12 +215,10 @@ async def hang_up(url: str, embedder: FakeEmbedder) -> None:
 
 def test_a_client_that_hangs_up_cancels_its_texts(tmp_path: Path) -> None:
     embedder = FakeEmbedder()
-    settings = Settings(data_folder=tmp_path, cache_folder=tmp_path / "cache", model="vectors")
-    put_model(settings, "vectors", partial(make_folder, "llama"))
-    files = ModelFiles("vectors", settings.models_folder / "vectors")
-    with serving(settings, files, lambda files, settings: FakeEncoderRuntime(files.name, embedder)) as url:
+    files = ModelFiles("vectors", make_words_folder(tmp_path / "vectors"))
+    with serving(files, tmp_path, lambda files, settings: FakeEncoderRuntime(files.name, embedder)) as address:
         embedder.may_run.clear()
-        asyncio.run(hang_up(url, embedder))
+        asyncio.run(hang_up(address.url, embedder))
         wait_until(lambda: all(each.is_cancelled() for each in embedder.started))
         embedder.may_run.set()
 
@@ -303,7 +296,6 @@ def test_llama_index_embeds(embedding_server: str) -> None:
     assert query == close_to(normalized("x"))
 
 
-@needs_lanes
 def test_a_generator_embeds_by_its_last_state(http: httpx.Client) -> None:
     (first, second), (again,) = (embed(http, model="tiny", input=texts).json()["embeddings"] for texts in (TEXTS[:2], "x"))
 
@@ -312,29 +304,14 @@ def test_a_generator_embeds_by_its_last_state(http: httpx.Client) -> None:
     assert length_of(first) == pytest.approx(1, abs=1e-6)
 
 
-@needs_lanes
-def test_texts_leave_room_in_the_queue_for_chats(tiny_model: Path, tmp_path: Path) -> None:
-    settings = Settings(data_folder=tmp_path, cache_folder=tmp_path / "cache", disk=0, threads=2, lanes=1, queue=2)
+def test_texts_leave_room_in_the_queue_for_chats(tiny_server: StartServer) -> None:
+    url = tiny_server(lanes=1, queue=2).url
     embedding = {"model": "tiny", "input": [f"text {number}" for number in range(60)]}
     answer = {"model": "tiny", "prompt": "Hello", "stream": False, "options": {"num_predict": 1}}
-    with serving(settings, ModelFiles("tiny", tiny_model)) as url, ThreadPoolExecutor(3) as clients:
+    with ThreadPoolExecutor(3) as clients:
         httpx.post(f"{url}/api/embed", json={"model": "tiny"}, timeout=60)
         embeddings = [clients.submit(httpx.post, f"{url}/api/embed", json=embedding, timeout=60) for _ in range(3)]
         answers = [httpx.post(f"{url}/api/generate", json=answer, timeout=60) for _ in range(10)]
 
         assert [each.status_code for each in answers] == [200] * 10
         assert [each.result().status_code for each in embeddings] == [200] * 3
-
-
-@needs_lanes
-@pytest.mark.model
-def test_the_default_model_embeds(server: Server) -> None:
-    client = ollama.Client(server.url)
-    with closing(client):
-        cat, kitten, stocks = client.embed(server.model, ["The cat sleeps.", "A kitten naps.", "Stocks fell."]).embeddings
-
-    def similarity(one: Any, other: Any) -> float:
-        return sum(a * b for a, b in zip(one, other, strict=True))
-
-    assert similarity(cat, cat) == pytest.approx(1, abs=1e-5)
-    assert similarity(cat, kitten) > similarity(cat, stocks)

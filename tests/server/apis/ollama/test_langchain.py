@@ -11,8 +11,6 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, Tool
 from langchain_ollama import ChatOllama
 from ollama import ResponseError
 
-pytestmark = pytest.mark.model
-
 CITY = {
     "title": "City",
     "type": "object",

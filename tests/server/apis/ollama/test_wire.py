@@ -11,15 +11,22 @@ from pydantic import ValidationError
 
 from bough.errors import RequestError
 from bough.models.defaults import NEUTRAL
-from bough.server.apis.ollama.wire import ChatRequest, GenerateRequest, NamedRequest, parse_keep_alive, write_time
+from bough.sampling_params import TO_THE_END
+from bough.server.apis.ollama.wire import (
+    NamedRequest,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    close_objects,
+    parse_keep_alive,
+    write_time,
+)
 from bough.server.serving.ask import Ask
-from bough.types import TO_THE_END
 
 USER = {"role": "user", "content": "Hello"}
 
 
-def read_chat(**fields: Any) -> ChatRequest:
-    return ChatRequest.model_validate({"model": "m", "messages": [USER], **fields})
+def read_chat(**fields: Any) -> OllamaChatRequest:
+    return OllamaChatRequest.model_validate({"model": "m", "messages": [USER], **fields})
 
 
 def ask_with(**options: Any) -> Ask:
@@ -66,11 +73,20 @@ def test_without_options_the_defaults_are_those_of_ollama():
 
 def test_options_are_taken_over():
     params = ask_with(
-        temperature=0, top_k=5, top_p=0.5, min_p=0.1, seed=7, num_predict=9, stop=["a", "b"], presence_penalty=1
+        temperature=0,
+        top_k=5,
+        top_p=0.5,
+        min_p=0.1,
+        seed=7,
+        num_predict=9,
+        stop=["a", "b"],
+        presence_penalty=1,
+        top_n_sigma=1.5,
     ).params
 
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0, 5, 0.5, 0.1)
     assert (params.seed, params.max_tokens, params.stop, params.presence_penalty) == (7, 9, ("a", "b"), 1)
+    assert params.top_n_sigma == 1.5
 
 
 def test_whole_numbers_may_come_as_floats():
@@ -267,7 +283,7 @@ def test_raw_goes_with_nothing_that_changes_the_prompt(field):
     value = [1] if field == "context" else "x"
 
     with pytest.raises(RequestError, match="raw mode does not support"):
-        GenerateRequest.model_validate({"model": "m", "prompt": "p", "raw": True, field: value}).check()
+        OllamaGenerateRequest.model_validate({"model": "m", "prompt": "p", "raw": True, field: value}).check()
 
 
 @pytest.mark.parametrize(
@@ -279,15 +295,15 @@ def test_raw_goes_with_nothing_that_changes_the_prompt(field):
 )
 def test_what_is_not_supported_is_refused(field, value, text):
     with pytest.raises(RequestError, match=text):
-        GenerateRequest.model_validate({"model": "m", "prompt": "p", field: value}).check()
+        OllamaGenerateRequest.model_validate({"model": "m", "prompt": "p", field: value}).check()
 
 
 @pytest.mark.parametrize(("field", "value"), [("raw", True), ("system", "x"), ("context", [1])])
 def test_a_suffix_goes_with_a_prompt_alone(field, value):
-    GenerateRequest.model_validate({"model": "m", "prompt": "p", "suffix": "s"}).check()
+    OllamaGenerateRequest.model_validate({"model": "m", "prompt": "p", "suffix": "s"}).check()
 
     with pytest.raises(RequestError, match="suffix does not go together"):
-        GenerateRequest.model_validate({"model": "m", "prompt": "p", "suffix": "s", field: value}).check()
+        OllamaGenerateRequest.model_validate({"model": "m", "prompt": "p", "suffix": "s", field: value}).check()
 
 
 def test_a_model_may_be_named_by_the_old_field():
@@ -304,3 +320,89 @@ def test_times_are_written_in_utc_with_fractions():
     moment = datetime(2024, 5, 6, 7, 8, 9, 120000, timezone(timedelta(hours=2)))
 
     assert write_time(moment) == "2024-05-06T05:08:09.120000Z"
+
+
+# Schemas
+
+TEXT = {"type": "string"}
+
+
+def named(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+def closed(**properties: Any) -> dict[str, Any]:
+    return {**named(**properties), "additionalProperties": False}
+
+
+def test_an_object_has_the_properties_that_are_named():
+    assert close_objects({**named(a=TEXT), "required": ["a"]}) == {**closed(a=TEXT), "required": ["a"]}
+
+
+def test_objects_within_are_closed_wherever_they_are():
+    schema = {
+        "$defs": {"Pet": named(name=TEXT)},
+        **named(
+            pets={"type": "array", "items": {"$ref": "#/$defs/Pet"}},
+            home={"anyOf": [named(street=TEXT), {"type": "null"}]},
+            rest={"type": "object", "additionalProperties": named(a=TEXT)},
+        ),
+    }
+
+    found = close_objects(schema)
+
+    assert found["additionalProperties"] is False
+    assert found["$defs"]["Pet"] == closed(name=TEXT)
+    assert found["properties"]["home"]["anyOf"] == [closed(street=TEXT), {"type": "null"}]
+    assert found["properties"]["rest"]["additionalProperties"] == closed(a=TEXT)
+
+
+def test_properties_make_an_object():
+    assert close_objects({"properties": {"a": TEXT}}) == closed(a=TEXT)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        {"type": "string", "enum": ["properties"]},
+        {**named(a=TEXT), "additionalProperties": True},
+        {**named(a=TEXT), "patternProperties": {"^x": TEXT}},
+        {**named(a=TEXT), "required": ["a", "b"]},
+        {"const": {"properties": {"a": 1}}},
+        {"type": "object", "properties": []},
+        {"type": "object", "properties": {}, "required": "a"},
+    ],
+)
+def test_what_speaks_of_other_properties_or_of_none_stays_as_it_is(schema):
+    assert close_objects(schema) == schema
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [named(a=TEXT), named(b=TEXT)]},
+        {**named(a=TEXT), "anyOf": [named(b=TEXT), named(c=TEXT)]},
+        named(x={"$defs": {"A": named(a=TEXT)}, **named(b=TEXT), "$ref": "#/$defs/A"}),
+    ],
+)
+def test_an_object_that_is_described_in_several_places_stays_open(schema):
+    assert close_objects(schema) == schema
+
+
+def test_a_single_part_of_all_is_closed():
+    schema = {"$defs": {"A": named(a=TEXT)}, **named(x={"allOf": [{"$ref": "#/$defs/A"}], "description": "An A."})}
+
+    assert close_objects(schema)["$defs"]["A"] == closed(a=TEXT)
+
+
+def test_a_property_may_be_called_like_a_keyword():
+    assert close_objects(named(properties=TEXT, items=named(a=TEXT))) == closed(properties=TEXT, items=closed(a=TEXT))
+
+
+def test_the_schema_of_the_caller_is_not_changed():
+    schema = named(a=named(b=TEXT))
+
+    close_objects(schema)
+
+    assert schema == named(a=named(b=TEXT))

@@ -8,16 +8,16 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from pydantic import BaseModel
 
 from bough.errors import EngineError, PromptTooLong, RequestError
 from bough.models.defaults import NEUTRAL
-from bough.server.apis.openai.chat import ChatRequest, to_ask, write_events, write_whole
+from bough.server.apis.openai.chat import OpenAIChatRequest, to_ask, write_events, write_whole
 from bough.server.apis.openai.wire import format_error
 from bough.server.http.errors import to_http_error
-from bough.server.serving.ask import Answered, Delta, Progress, ToolChoice
+from bough.server.serving.ask import Answered, Delta, PromptProgress, ToolChoice
+from bough.types import SamplingParams
 from tests.server.scripted_answer import LOOP, THOUGHT, WEATHER, collect, finish, parse, script
-from tests.server.servers import Server
+from tests.server.servers import Address
 
 HELLO = [{"role": "user", "content": "Say hello."}]
 TOOL = {
@@ -36,8 +36,8 @@ TOOL = {
 CALL = {"id": "call_7", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
 
 
-def body(**fields: Any) -> ChatRequest:
-    return ChatRequest.model_validate({"model": "smollm2", "messages": HELLO, **fields})
+def body(**fields: Any) -> OpenAIChatRequest:
+    return OpenAIChatRequest.model_validate({"model": "smollm2", "messages": HELLO, **fields})
 
 
 # Translation
@@ -89,10 +89,25 @@ def test_biases_come_by_token_ids_as_texts() -> None:
         ({"temperature": 0}, {"temperature"}),
         ({"top_p": 0}, {"temperature", "top_p"}),
         ({"presence_penalty": 0, "frequency_penalty": 1, "stop": "x"}, {"presence_penalty", "frequency_penalty", "stop"}),
+        ({"top_k": 5, "min_p": 0, "seed": 3}, {"top_k", "min_p"}),
+        ({"repetition_penalty": 1.2}, {"repeat_penalty", "repeat_last_n"}),
     ],
 )
 def test_sampling_fields_that_are_not_given_are_left_to_the_model(given: dict[str, Any], names: set[str]) -> None:
     assert set(NEUTRAL) - to_ask(body(**given), "").unset == names
+
+
+def test_sampling_fields_of_vllm_are_taken() -> None:
+    params = to_ask(body(top_k=5, min_p=0.1, top_n_sigma=1.5, repetition_penalty=1.2), "").params
+
+    assert (params.top_k, params.min_p, params.top_n_sigma) == (5, 0.1, 1.5)
+    assert (params.repeat_penalty, params.repeat_last_n) == (1.2, -1)  # vLLM's penalty is for all tokens so far
+    taken = {"top_k": 5, "min_p": 0.1, "top_n_sigma": 1.5, "repeat_penalty": 1.2, "repeat_last_n": -1}
+    assert params == SamplingParams(temperature=1.0, **taken)
+
+
+def test_a_top_k_of_minus_1_takes_all_as_with_vllm() -> None:
+    assert to_ask(body(top_k=-1), "").params.top_k == 0
 
 
 @pytest.mark.parametrize(
@@ -147,13 +162,13 @@ def test_calls_of_one_choice_are_numbered_across_the_stream() -> None:
 
 
 def test_progress_of_a_long_prompt_is_a_comment() -> None:
-    pieces = collect(write_events(script([Progress(512, 6000), finish()]), body(stream=True)))
+    pieces = collect(write_events(script([PromptProgress(512, 6000), finish()]), body(stream=True)))
 
     assert ": prefill 512/6000\n\n" in pieces
 
 
 def test_a_stream_of_a_short_prompt_has_nothing_but_data() -> None:
-    pieces = collect(write_events(script([Progress(30, 30), Delta(text="Hi"), finish(text="Hi")]), body(stream=True)))
+    pieces = collect(write_events(script([PromptProgress(30, 30), Delta(text="Hi"), finish(text="Hi")]), body(stream=True)))
 
     assert all(piece.startswith("data: ") for piece in pieces)
 
@@ -183,7 +198,7 @@ def test_a_stream_that_fails_half_way_ends_with_the_error() -> None:
 
 
 @pytest.fixture
-def ask(client: openai.OpenAI, server: Server) -> Any:
+def ask(client: openai.OpenAI, server: Address) -> Any:
     """Asks for a short greedy answer, unless told otherwise."""
 
     def create(**fields: Any) -> Any:
@@ -193,19 +208,6 @@ def ask(client: openai.OpenAI, server: Server) -> Any:
     return create
 
 
-@pytest.mark.model
-def test_a_repeated_chat_is_answered_alike_and_tells_what_was_cached(ask: Any) -> None:
-    messages = [{"role": "system", "content": "You count trees."}, {"role": "user", "content": "How many are three trees?"}]
-
-    cold, warm = ask(messages=messages), ask(messages=messages)
-
-    assert warm.choices[0].message.content == cold.choices[0].message.content
-    assert warm.usage.prompt_tokens == cold.usage.prompt_tokens
-    assert 0 < warm.usage.prompt_tokens_details.cached_tokens < warm.usage.prompt_tokens
-    assert cold.usage.total_tokens == cold.usage.prompt_tokens + cold.usage.completion_tokens
-
-
-@pytest.mark.model
 def test_a_stream_has_one_id_a_role_first_one_end_and_the_usage_last(ask: Any) -> None:
     chunks = list(ask(stream=True, stream_options={"include_usage": True}))
 
@@ -217,15 +219,13 @@ def test_a_stream_has_one_id_a_role_first_one_end_and_the_usage_last(ask: Any) -
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-@pytest.mark.model
 def test_a_stream_gives_the_text_of_the_whole_answer(ask: Any) -> None:
     pieces = [chunk.choices[0].delta.content or "" for chunk in ask(stream=True)]
 
     assert "".join(pieces) == ask().choices[0].message.content
 
 
-@pytest.mark.model
-def test_a_stream_ends_with_the_mark_that_clients_wait_for(server: Server) -> None:
+def test_a_stream_ends_with_the_mark_that_clients_wait_for(server: Address) -> None:
     asked = {"model": server.model, "messages": HELLO, "max_tokens": 2, "stream": True}
 
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=120)
@@ -234,7 +234,6 @@ def test_a_stream_ends_with_the_mark_that_clients_wait_for(server: Server) -> No
     assert answer.text.endswith("data: [DONE]\n\n")
 
 
-@pytest.mark.model
 def test_several_choices_count_their_prompt_once(ask: Any) -> None:
     two, one = ask(n=2, max_tokens=4, temperature=1, seed=1), ask(max_tokens=4)
 
@@ -243,12 +242,10 @@ def test_several_choices_count_their_prompt_once(ask: Any) -> None:
     assert two.usage.completion_tokens == 8
 
 
-@pytest.mark.model
 def test_a_token_limit_is_told(ask: Any) -> None:
     assert ask(max_tokens=2).choices[0].finish_reason == "length"
 
 
-@pytest.mark.model
 def test_a_stop_string_ends_the_answer_before_it(ask: Any) -> None:
     text = ask().choices[0].message.content
     stop = text[3:6]
@@ -259,45 +256,10 @@ def test_a_stop_string_ends_the_answer_before_it(ask: Any) -> None:
     assert stopped.choices[0].finish_reason == "stop"
 
 
-@pytest.mark.model
-def test_logprobs_of_a_greedy_answer_name_its_tokens_first_among_their_rivals(ask: Any) -> None:
-    choice = ask(logprobs=True, top_logprobs=3, max_tokens=4).choices[0]
-
-    tokens = choice.logprobs.content
-    assert b"".join(bytes(token.bytes) for token in tokens).decode() == choice.message.content
-    assert all(len(token.top_logprobs) == 3 and token.top_logprobs[0].token == token.token for token in tokens)
-
-
-@pytest.mark.model
 def test_logprobs_are_null_unless_asked_for(ask: Any) -> None:
     assert ask(max_tokens=1).choices[0].logprobs is None
 
 
-@pytest.mark.model
-def test_streamed_logprobs_are_those_of_the_whole_answer(ask: Any) -> None:
-    whole = ask(logprobs=True, max_tokens=4).choices[0].logprobs.content
-    chunks = list(ask(logprobs=True, max_tokens=4, stream=True))
-
-    streamed = [each for chunk in chunks if chunk.choices[0].logprobs for each in chunk.choices[0].logprobs.content]
-    assert [each.token for each in streamed] == [each.token for each in whole]
-
-
-class Flag(BaseModel):
-    """What the model is made to write."""
-
-    is_red: bool
-
-
-@pytest.mark.model
-def test_a_schema_shapes_the_answer(client: openai.OpenAI, server: Server) -> None:
-    parsed = client.chat.completions.parse(
-        model=server.model, messages=[{"role": "user", "content": "Is it red?"}], response_format=Flag, max_tokens=24
-    )
-
-    assert isinstance(parsed.choices[0].message.parsed, Flag)
-
-
-@pytest.mark.model
 def test_a_required_tool_is_called_with_arguments_of_its_schema(ask: Any) -> None:
     choice = ask(tools=[TOOL], tool_choice="required", parallel_tool_calls=False, max_tokens=64).choices[0]
 
@@ -306,7 +268,6 @@ def test_a_required_tool_is_called_with_arguments_of_its_schema(ask: Any) -> Non
     assert json.loads(choice.message.tool_calls[0].function.arguments)["city"] in ("Oslo", "Rome")
 
 
-@pytest.mark.model
 def test_a_named_tool_is_called_in_a_stream(ask: Any) -> None:
     named = {"type": "function", "function": {"name": "weather"}}
 
@@ -318,7 +279,6 @@ def test_a_named_tool_is_called_in_a_stream(ask: Any) -> None:
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
-@pytest.mark.model
 def test_a_history_with_tools_is_answered(ask: Any) -> None:
     called = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     said = {"role": "tool", "tool_call_id": "call_7", "content": "rain"}
@@ -329,7 +289,6 @@ def test_a_history_with_tools_is_answered(ask: Any) -> None:
 # Errors
 
 
-@pytest.mark.model
 def test_an_unknown_model_is_not_found_streamed_or_not(ask: Any) -> None:
     for stream in (False, True):
         with pytest.raises(openai.NotFoundError) as caught:
@@ -337,7 +296,6 @@ def test_an_unknown_model_is_not_found_streamed_or_not(ask: Any) -> None:
         assert caught.value.code == "model_not_found"
 
 
-@pytest.mark.model
 def test_a_prompt_beyond_the_context_is_refused_with_a_code(ask: Any) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(messages=[{"role": "user", "content": "tree " * 9000}])
@@ -351,6 +309,10 @@ BAD = {
     "n": {"n": 0},
     "presence_penalty": {"presence_penalty": 3},
     "frequency_penalty": {"frequency_penalty": -3},
+    "top_k": {"top_k": 2.5},
+    "min_p": {"min_p": 1.1},
+    "top_n_sigma": {"top_n_sigma": -1},
+    "repetition_penalty": {"repetition_penalty": 0},
     "max_tokens": {"max_tokens": 0},
     "max_completion_tokens": {"max_completion_tokens": "5"},
     "top_logprobs": {"logprobs": True, "top_logprobs": 21},
@@ -367,7 +329,6 @@ BAD = {
 }
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("param", BAD)
 def test_a_bad_field_is_refused_by_its_name(ask: Any, param: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
@@ -399,13 +360,11 @@ def test_a_tool_that_is_not_there_cannot_be_chosen() -> None:
         to_ask(body(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "tide"}}), "")
 
 
-@pytest.mark.model
 def test_rivals_without_logprobs_are_refused(ask: Any) -> None:
     with pytest.raises(openai.BadRequestError, match="logprobs"):
         ask(top_logprobs=2)
 
 
-@pytest.mark.model
 def test_a_schema_that_cannot_be_followed_is_refused(ask: Any) -> None:
     schema = {"name": "odd", "schema": {"type": "unheard-of"}}
 
@@ -413,7 +372,6 @@ def test_a_schema_that_cannot_be_followed_is_refused(ask: Any) -> None:
         ask(response_format={"type": "json_schema", "json_schema": schema})
 
 
-@pytest.mark.model
 def test_unknown_fields_are_ignored(ask: Any) -> None:
     extra = {"user": "me", "metadata": {"a": "b"}, "store": True, "reasoning_effort": "low", "unheard_of": [1]}
 
@@ -423,8 +381,7 @@ def test_unknown_fields_are_ignored(ask: Any) -> None:
 # Models
 
 
-@pytest.mark.model
-def test_models_are_listed_and_found_by_their_plain_names(client: openai.OpenAI, server: Server) -> None:
+def test_models_are_listed_and_found_by_their_plain_names(client: openai.OpenAI, server: Address) -> None:
     listed = {model.id: model for model in client.models.list()}
 
     found = client.models.retrieve(server.model)
@@ -433,7 +390,6 @@ def test_models_are_listed_and_found_by_their_plain_names(client: openai.OpenAI,
     assert (found.object, found.owned_by) == ("model", "bough")
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("name", ["nowhere", "some/where"])
 def test_a_model_that_is_not_there_is_not_found(client: openai.OpenAI, name: str) -> None:
     with pytest.raises(openai.NotFoundError) as caught:

@@ -20,7 +20,7 @@ from bough.server.apis.openai.completions import (
 from bough.server.apis.openai.wire import read_texts
 from bough.server.serving.ask import Answered, Ask, Delta, EchoedPrompt, Finished, ScoredToken
 from tests.server.scripted_answer import LOOP, collect, finish, parse, script
-from tests.server.servers import Server, StartServer
+from tests.server.servers import Address, StartServer
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_an_answer_that_repeats_itself_is_cut_off_and_the_details_say_why() -> N
 
 
 @pytest.fixture
-def complete(client: openai.OpenAI, server: Server) -> Any:
+def complete(client: openai.OpenAI, server: Address) -> Any:
     """Asks for a short greedy continuation, unless told otherwise."""
 
     def create(prompt: Any = "One, two, three,", **fields: Any) -> Any:
@@ -253,25 +253,6 @@ def complete(client: openai.OpenAI, server: Server) -> Any:
     return create
 
 
-@pytest.mark.model
-def test_a_text_is_continued_as_it_stands(complete: Any) -> None:
-    answer = complete()
-
-    assert answer.object == "text_completion"
-    assert "four" in answer.choices[0].text
-    assert answer.choices[0].finish_reason == "length"
-
-
-@pytest.mark.model
-def test_a_repeated_prompt_tells_what_was_cached(complete: Any) -> None:
-    prompt = "The quick brown fox jumps over the lazy dog, and then"
-    cold, warm = complete(prompt), complete(prompt)
-
-    assert warm.choices[0].text == cold.choices[0].text
-    assert 0 < warm.usage.prompt_tokens_details.cached_tokens < warm.usage.prompt_tokens == cold.usage.prompt_tokens
-
-
-@pytest.mark.model
 def test_several_prompts_have_their_choices_in_order(complete: Any) -> None:
     alone = [complete(prompt).choices[0].text for prompt in ("One, two, three,", "Red, green,")]
 
@@ -282,7 +263,6 @@ def test_several_prompts_have_their_choices_in_order(complete: Any) -> None:
     assert answer.usage.completion_tokens == 16
 
 
-@pytest.mark.model
 def test_several_prompts_stream_to_the_same_texts(complete: Any) -> None:
     prompts = ["One, two, three,", "Red, green,"]
     whole = complete(prompts)
@@ -296,31 +276,16 @@ def test_several_prompts_stream_to_the_same_texts(complete: Any) -> None:
     assert chunk.usage.prompt_tokens == whole.usage.prompt_tokens
 
 
-@pytest.mark.model
-def test_logprobs_stand_side_by_side_with_where_each_token_begins(complete: Any) -> None:
-    choice = complete(logprobs=2).choices[0]
-
-    logprobs = choice.logprobs
-    assert "".join(logprobs.tokens) == choice.text
-    assert logprobs.text_offset == [len("".join(logprobs.tokens[:i])) for i in range(4)]
-    assert [
-        top[token] for top, token in zip(logprobs.top_logprobs, logprobs.tokens, strict=True)
-    ] == logprobs.token_logprobs
-
-
-@pytest.mark.model
 def test_token_ids_are_a_prompt(complete: Any) -> None:
-    assert complete([504, 2988, 295]).usage.prompt_tokens == 3
+    assert complete([50, 29, 295]).usage.prompt_tokens == 3
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("prompt", ["", [10**9], [-1], ["a", 1]])
 def test_a_prompt_that_cannot_be_read_is_refused(complete: Any, prompt: Any) -> None:
     with pytest.raises(openai.BadRequestError):
         complete(prompt)
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("is_streamed", [True, False])
 def test_a_later_prompt_that_is_too_long_is_refused_before_any_answer(complete: Any, is_streamed: bool) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
@@ -329,7 +294,6 @@ def test_a_later_prompt_that_is_too_long_is_refused_before_any_answer(complete: 
     assert caught.value.code == "context_length_exceeded"
 
 
-@pytest.mark.model
 def test_an_unknown_model_is_not_found(complete: Any) -> None:
     with pytest.raises(openai.NotFoundError):
         complete(model="nowhere", stream=True)

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.servers import Server
-
-pytestmark = pytest.mark.model
+from tests.server.servers import Address
 
 HELLO = [{"role": "user", "content": "Say hello."}]
 CALL = {"id": "call_7", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
@@ -41,7 +39,7 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.fixture(params=["openai", "ollama_chat"])
-def complete(request: pytest.FixtureRequest, server: Server) -> Any:
+def complete(request: pytest.FixtureRequest, server: Address) -> Any:
     """Asks for a short greedy answer by one of the two APIs."""
     import litellm
 

@@ -12,10 +12,10 @@ import pytest
 from bough.errors import EngineError, RequestError
 from bough.models.defaults import NEUTRAL
 from bough.server.apis.openai.responses import ResponseRequest, read_input, to_ask, write_events, write_whole
-from bough.server.serving.ask import Delta, ScoredToken
+from bough.server.serving.ask import Answered, Delta, ScoredToken
 from bough.types import SamplingParams
 from tests.server.scripted_answer import LOOP, THOUGHT, WEATHER, collect, finish, parse, script
-from tests.server.servers import Server
+from tests.server.servers import Address
 
 TOOL = {
     "type": "function",
@@ -63,6 +63,29 @@ def test_thoughts_and_calls_belong_to_the_message_of_the_assistant() -> None:
         {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": [call]},
         {"role": "tool", "content": "rain", "tool_call_id": "call_7", "name": "weather"},
     ]
+
+
+def test_thoughts_before_a_call_stay_with_it_when_the_assistant_has_spoken_before() -> None:
+    def thought(text: str) -> dict[str, Any]:
+        return {"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]}
+
+    said = {"role": "assistant", "content": "I look."}
+    last = {"role": "assistant", "content": "It rains."}
+    items = [
+        {"role": "user", "content": "Rain?"},
+        thought("One. "),
+        thought("Two. "),
+        said,
+        thought("Three."),
+        CALLED,
+        SAID,
+        last,
+    ]
+
+    _, first, _, second = read_input(items, None)
+
+    assert first["reasoning_content"] == "One. Two. Three."
+    assert second == last
 
 
 @pytest.mark.parametrize(
@@ -145,7 +168,7 @@ def test_usage_tells_what_was_read_from_the_cache_and_written_to_it() -> None:
 
     assert usage["input_tokens_details"] == {"cached_tokens": 6, "cache_write_tokens": 3}
     assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (10, 3, 13)
-    assert write_whole(answer.started, finish(), body())["usage"] == usage
+    assert write_whole(Answered(answer.started, (finish(),)), body())["usage"] == usage
 
 
 def test_only_a_complete_response_tells_when_it_was_completed() -> None:
@@ -156,7 +179,7 @@ def test_only_a_complete_response_tells_when_it_was_completed() -> None:
 
 
 def test_an_answer_that_repeats_itself_is_incomplete_and_the_details_say_why() -> None:
-    response = write_whole(script([]).started, LOOP, body())
+    response = write_whole(Answered(script([]).started, (LOOP,)), body())
 
     assert (response["status"], response["completed_at"]) == ("incomplete", None)
     assert response["incomplete_details"] == {"reason": "max_output_tokens", "type": "loop", "cycle_tokens": 4}
@@ -165,7 +188,7 @@ def test_an_answer_that_repeats_itself_is_incomplete_and_the_details_say_why() -
 def test_a_response_tells_the_sampling_of_the_model_where_the_request_has_none() -> None:
     started = replace(script([]).started, params=SamplingParams(temperature=0.2, top_p=0.9))
 
-    told = write_whole(started, finish(), body(top_p=0.5))
+    told = write_whole(Answered(started, (finish(),)), body(top_p=0.5))
 
     assert (told["temperature"], told["top_p"]) == (0.2, 0.5)
     assert to_ask(body(top_p=0.5), "").unset == set(NEUTRAL) - {"top_p"}
@@ -194,7 +217,7 @@ def test_a_stream_that_fails_half_way_says_so() -> None:
 
 
 @pytest.fixture
-def respond(client: openai.OpenAI, server: Server) -> Any:
+def respond(client: openai.OpenAI, server: Address) -> Any:
     """Asks for a short greedy response, unless told otherwise."""
 
     def create(**fields: Any) -> Any:
@@ -204,7 +227,6 @@ def respond(client: openai.OpenAI, server: Server) -> Any:
     return create
 
 
-@pytest.mark.model
 def test_a_limit_leaves_a_response_incomplete(respond: Any) -> None:
     response = respond(max_output_tokens=2)
 
@@ -213,26 +235,6 @@ def test_a_limit_leaves_a_response_incomplete(respond: Any) -> None:
     assert response.store is False
 
 
-@pytest.mark.model
-def test_a_repeated_request_tells_what_was_cached(respond: Any) -> None:
-    asked = {"input": "Which trees grow by rivers?", "instructions": "You know every tree."}
-    cold, warm = respond(**asked), respond(**asked)
-
-    assert warm.output_text == cold.output_text
-    assert 0 < warm.usage.input_tokens_details.cached_tokens < warm.usage.input_tokens == cold.usage.input_tokens
-
-
-@pytest.mark.model
-def test_a_response_and_a_chat_share_what_is_cached(respond: Any, client: openai.OpenAI, server: Server) -> None:
-    question = "Which mushrooms grow under birches in autumn?"
-    client.chat.completions.create(
-        model=server.model, messages=[{"role": "user", "content": question}], temperature=0, max_tokens=2
-    )
-
-    assert respond(input=question).usage.input_tokens_details.cached_tokens > 0
-
-
-@pytest.mark.model
 def test_a_stream_gives_the_text_of_the_whole_response(respond: Any) -> None:
     events = list(respond(stream=True))
 
@@ -241,8 +243,7 @@ def test_a_stream_gives_the_text_of_the_whole_response(respond: Any) -> None:
     assert events[-1].type == "response.incomplete"
 
 
-@pytest.mark.model
-def test_the_clients_own_stream_accepts_the_events(client: openai.OpenAI, server: Server) -> None:
+def test_the_clients_own_stream_accepts_the_events(client: openai.OpenAI, server: Address) -> None:
     with client.responses.stream(model=server.model, input="Say yes.", tools=[TOOL], tool_choice="required") as stream:
         final = stream.get_final_response()
 
@@ -250,7 +251,6 @@ def test_the_clients_own_stream_accepts_the_events(client: openai.OpenAI, server
     assert json.loads(final.output[-1].arguments)["city"] in ("Oslo", "Rome")
 
 
-@pytest.mark.model
 def test_a_schema_shapes_the_text(respond: Any) -> None:
     schema = {"type": "object", "properties": {"is_red": {"type": "boolean"}}, "required": ["is_red"]}
     wanted = {"format": {"type": "json_schema", "name": "flag", "schema": {**schema, "additionalProperties": False}}}
@@ -258,14 +258,12 @@ def test_a_schema_shapes_the_text(respond: Any) -> None:
     assert set(json.loads(respond(text=wanted, max_output_tokens=24).output_text)) == {"is_red"}
 
 
-@pytest.mark.model
 def test_a_history_with_tools_is_answered(respond: Any) -> None:
     history = [{"role": "user", "content": "Rain in Oslo?"}, CALLED, SAID]
 
     assert respond(input=history, tools=[TOOL], tool_choice="none", max_output_tokens=2).usage.output_tokens == 2
 
 
-@pytest.mark.model
 @pytest.mark.parametrize(
     "field", [{"input": []}, {"input": 5}, {"max_output_tokens": 0}, {"tools": [{"type": "teleport"}]}]
 )
@@ -276,7 +274,6 @@ def test_a_bad_field_is_refused_by_its_name(respond: Any, field: dict[str, Any])
     assert str(caught.value.param).startswith(next(iter(field)))
 
 
-@pytest.mark.model
 def test_an_unknown_model_is_not_found(respond: Any) -> None:
     with pytest.raises(openai.NotFoundError):
         respond(model="nowhere", stream=True)

@@ -18,8 +18,8 @@ from bough.server.app import make_service
 from bough.server.serving.ask import Ask
 from bough.server.serving.events import feed
 from bough.server.serving.events.hub import MOST_OF_ONE, MOST_READERS
-from bough.server.serving.events.reader import Reader
-from bough.server.serving.record import RecordSlot, current_slot
+from bough.server.serving.events.reader import EventReader
+from bough.server.serving.loaded.progress import RecordSlot, current_slot
 from bough.server.serving.service import Service
 from bough.types import SamplingParams
 from tests.gates import Gate
@@ -34,7 +34,7 @@ class Client:
 
     def __init__(self, service: Service, **options: Any) -> None:
         self.hub = service.events
-        self.reader: Reader = self.hub.open(options.pop("salt", None), interval_s=INTERVAL_S, **options)
+        self.reader: EventReader = self.hub.open(options.pop("salt", None), interval_s=INTERVAL_S, **options)
         self.watched = Watched()
 
     async def read_until(self, is_enough: Callable[[Watched], object]) -> Watched:
@@ -247,7 +247,8 @@ def test_the_number_of_readers_is_bounded_in_all_and_for_each_key(play: Callable
         hub.leave(own[0])
 
         hub.open("key")
-        assert hub.num_readers == MOST_READERS
+        with pytest.raises(Unavailable, match=f"at most {MOST_READERS} may"):
+            hub.open(None)
 
     play(scene)
 

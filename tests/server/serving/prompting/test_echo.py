@@ -9,7 +9,7 @@ from bough.errors import PromptTooLong, RequestError
 from bough.models.prompts import Prompts
 from bough.models.tokenizer import Tokenizer
 from bough.server.serving.ask import Ask, EchoedPrompt
-from bough.server.serving.prompting.prompt import ModelFacts, prepare_prompt
+from bough.server.serving.prompting.prompt import AnswerFormat, ModelFacts, prepare_request
 from tests.models.tiny_tokenizer import byte_level, sentencepiece
 
 
@@ -18,7 +18,8 @@ def facts_of(tokenizer: Tokenizer, context_tokens: int = 100) -> ModelFacts:
 
 
 def echo_of(tokenizer: Tokenizer, ask: Ask) -> EchoedPrompt:
-    echo = prepare_prompt(ask, facts_of(tokenizer)).echo
+    facts = facts_of(tokenizer)
+    echo = AnswerFormat.of(ask, facts, prepare_request(ask, facts)).echo
     assert echo is not None
     return echo
 
@@ -69,7 +70,8 @@ def test_a_prompt_that_is_not_scored_is_repeated_without_its_tokens() -> None:
 
     assert echo_of(tokenizer, Ask("m", text="Hello", echoes=True)) == EchoedPrompt("Hello")
     assert echo_of(tokenizer, Ask("m", ids=tokenizer.encode("Hello"), echoes=True)) == EchoedPrompt("Hello")
-    assert prepare_prompt(Ask("m", text="Hello"), facts_of(tokenizer)).echo is None
+    ask, facts = Ask("m", text="Hello"), facts_of(tokenizer)
+    assert AnswerFormat.of(ask, facts, prepare_request(ask, facts)).echo is None
 
 
 def test_a_suffix_goes_to_models_with_tokens_for_it() -> None:
@@ -77,16 +79,16 @@ def test_a_suffix_goes_to_models_with_tokens_for_it() -> None:
     hf.add_tokens(["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"])
     model = facts_of(Tokenizer(hf))
 
-    encoded = prepare_prompt(Ask("m", text="Hello", suffix="there"), model).encoded
+    encoded = prepare_request(Ask("m", text="Hello", suffix="there"), model)
 
-    assert model.prompts.decode(encoded.ids) == "<|fim_prefix|>Hello<|fim_suffix|>there<|fim_middle|>"
+    assert model.prompts.decode(encoded.tokens) == "<|fim_prefix|>Hello<|fim_suffix|>there<|fim_middle|>"
     assert hf.convert_tokens_to_ids("<|fim_middle|>") in encoded.end_ids
 
 
 def test_a_suffix_is_refused_by_other_models_and_where_it_is_too_long() -> None:
     with pytest.raises(RequestError, match=r"^m does not support insert$"):
-        prepare_prompt(Ask("m", text="Hello", suffix="there"), facts_of(Tokenizer(byte_level())))
+        prepare_request(Ask("m", text="Hello", suffix="there"), facts_of(Tokenizer(byte_level())))
     hf = byte_level(None)
     hf.add_tokens(["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"])
     with pytest.raises(PromptTooLong):
-        prepare_prompt(Ask("m", text="1 2 3", suffix="1 2 3"), facts_of(Tokenizer(hf), context_tokens=6))
+        prepare_request(Ask("m", text="1 2 3", suffix="1 2 3"), facts_of(Tokenizer(hf), context_tokens=6))

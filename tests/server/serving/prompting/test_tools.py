@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from bough.errors import RequestError
 from bough.models.answers.tool_calls import ToolCallParser
-from bough.models.chat.tools import prepare_messages
+from bough.models.chat.messages import prepare_messages
 from bough.server.serving.ask import ToolChoice
-from bough.server.serving.prompting.tools import forced_format
+from bough.server.serving.prompting.prompt import forced_format
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": PARAMETERS}}

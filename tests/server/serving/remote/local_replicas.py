@@ -8,9 +8,16 @@ from contextlib import aclosing
 from typing import Any
 
 from bough.runtime import Runtime
+from bough.scheduling.job import RequestBegan
 from bough.server.serving.remote.host import ReplicaHost
-from bough.server.serving.remote.messages import Accepted, Began, Message, Operation, RemoteRequest, ReplicaFacts
-from bough.server.serving.remote.replicas import ReplicaLost
+from bough.server.serving.remote.replicas import (
+    Message,
+    Operation,
+    RemoteRequest,
+    ReplicaFacts,
+    ReplicaLost,
+    RequestAccepted,
+)
 from bough.types import Chunk
 from tests.gates import Gate, Notes
 
@@ -51,10 +58,10 @@ class LocalReplicas:
         async with aclosing(host.generate(_copy(request))) as stream:
             async for messages in stream:
                 for message in messages:  # one by one, so that a stream breaks where it should
-                    if left == 0 and not isinstance(message, Accepted):
+                    if left == 0 and not isinstance(message, RequestAccepted):
                         raise ReplicaLost(f"{host.name} was killed")
                     yield [_copy(message)]
-                    if isinstance(message, Began):
+                    if isinstance(message, RequestBegan):
                         await self.may_go_on.passed()
                     if left is not None and isinstance(message, Chunk):
                         left -= 1

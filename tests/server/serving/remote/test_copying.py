@@ -13,13 +13,13 @@ from bough.cache.disk.errors import DiskMiss
 from bough.cache.disk.keys import SECRET_BYTES
 from bough.cache.tree.tokens import pack
 from bough.config import Settings
+from bough.generate.request import Request
 from bough.models import ModelFiles
-from bough.models.prompts import Encoded
 from bough.routing import Copy
 from bough.runtime import Runtime, load_runtime
-from bough.server.serving.model.contract import GenerateRequest
 from bough.server.serving.remote.host import ReplicaHost
-from bough.server.serving.remote.messages import RemoteRequest
+from bough.server.serving.remote.replicas import RemoteRequest
+from bough.tokens import Tokens
 from bough.types import Completion, SamplingParams
 from tests.server.serving.remote.local_replicas import LocalReplicas
 from tests.tiny_models import make_folder
@@ -35,13 +35,14 @@ Scene = Callable[[LocalReplicas], Awaitable[None]]
 def play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scene], None]:
     """Plays a scene with two replicas in this process, which share a folder as their store."""
     model = make_folder(request.param, tmp_path / "model", max_position_embeddings=4096)
+    (secret := tmp_path / "secret").write_text("a secret of a few words")
     settings = Settings(
         data_folder=tmp_path,
         cache_folder=tmp_path / "cache",
         disk=0,
         threads=1,
         store=str(tmp_path / "store"),
-        store_secret="a secret of a few words",
+        store_secret_file=secret,
     )
 
     async def run(scene: Scene) -> None:
@@ -62,7 +63,7 @@ def play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scene], No
 async def ask(host: ReplicaHost, tail: int, copy: Copy | None = None) -> Completion:
     """The end of an answer to the prefix and a token of its own."""
     params = SamplingParams(max_tokens=4, ignore_eos=True, seed=0)
-    request = RemoteRequest(GenerateRequest(Encoded([*PREFIX, tail]), params), copy=copy)
+    request = RemoteRequest(Request(Tokens.of([*PREFIX, tail]), params), copy=copy)
     last = None
     async for messages in host.generate(request):
         last = messages[-1]

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
+from bough.cache.admin.nodes import read_node
 from bough.errors import EngineError, EngineStuck, PromptTooLong, RequestError, ShuttingDown, Unavailable
 from bough.server.apis.bough.health import status_of
 from bough.server.serving.ask import Ask, Delta, Finished
 from bough.server.serving.cache import NodeName
-from bough.server.serving.embedding.service import EmbedAsk
+from bough.server.serving.embedding import EmbedAsk
 from bough.server.serving.remote.held_pages import ROUTED_TOKENS, digest_prompt, make_keys
-from bough.server.serving.remote.messages import Operation
-from bough.server.serving.remote.replicas import ReplicaLost
+from bough.server.serving.remote.replicas import Operation, ReplicaLost
 from bough.server.serving.service import Service
 from bough.types import SamplingParams
 from tests.gates import Gate
@@ -161,10 +161,10 @@ def test_trees_figures_and_explanations_name_every_replica(play: Any) -> None:
         view = (await service.cache.tree(None, None)).result
         assert "replica-1:" in view.roots
         (node, *_) = view.records.roots["replica-1:"]
-        details = await service.cache.read_node(NodeName(None, "replica-1:", node.key))
+        details = await service.cache.at_node(NodeName(None, "replica-1:", node.key), read_node)
         assert details.result.record.key == node.key
         with pytest.raises(RequestError, match="must name a replica"):
-            await service.cache.read_node(NodeName(None, "", node.key))
+            await service.cache.at_node(NodeName(None, "", node.key), read_node)
         (figures,) = await service.cache.stats(None, None)
         assert figures.result["lanes"] == 8
         assert [figures.result["replicas"][name]["lanes"] for name in ("replica-0", "replica-1")] == [4, 4]
@@ -225,12 +225,12 @@ def test_a_replica_tells_the_pages_of_what_it_has_computed_and_what_it_drops(pla
         assert (await host.look()).notes == {}
         text = PROMPT * 8
         started = (await service.complete(Ask("tiny", text=text, params=SamplingParams(max_tokens=1)))).started
-        digests = digest_prompt(make_keys(SECRET), started.prompt_ids, "")
-        assert len(digests) == len(started.prompt_ids) // ROUTED_TOKENS > 1
+        digests = digest_prompt(make_keys(SECRET), started.prompt, "")
+        assert len(digests) == len(started.prompt) // ROUTED_TOKENS > 1
         notes = (await host.look()).notes
         assert set(digests) <= set(notes)
         assert all(notes[each] is not None for each in digests)
-        assert not set(digests) & set(digest_prompt(make_keys(SECRET), started.prompt_ids, "another salt"))
+        assert not set(digests) & set(digest_prompt(make_keys(SECRET), started.prompt, "another salt"))
         host._pages.check()
         await service.cache.clear(None, None)
         assert (await host.look()).notes == dict.fromkeys(notes)

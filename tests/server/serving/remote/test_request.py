@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from bough.errors import BoughError, EngineStuck, QueueFull, ShuttingDown, TimedOut, Unavailable
-from bough.models.prompts import Encoded
-from bough.server.serving.model.contract import GenerateRequest
+from bough.generate.request import Request
+from bough.scheduling.job import RequestBegan
 from bough.server.serving.remote import request as followed
-from bough.server.serving.remote.messages import Accepted, Began, Message, RemoteRequest
-from bough.server.serving.remote.replicas import ReplicaLost
+from bough.server.serving.remote.replicas import Message, RemoteRequest, ReplicaLost, RequestAccepted
 from bough.server.serving.remote.request import MOST_MOVES, FollowedRequest
+from bough.tokens import Tokens
 from bough.types import Chunk, Completion, Usage
 from tests.waiting import BOUND_S
 
@@ -50,18 +50,11 @@ class Listener:
         self.outcome: Completion | BoughError | None = None
         self.over = asyncio.Event()
 
-    def on_start(self, usage: Usage, waited_s: float) -> None: ...
-    def on_loaded(self, usage: Usage) -> None: ...
-    def on_progress(self, done_tokens: int, total_tokens: int) -> None: ...
-
-    def on_chunk(self, chunk: Chunk) -> None:
-        self.text += chunk.text
-
-    def on_end(self, completion: Completion) -> None:
-        self._end(completion)
-
-    def on_error(self, error: BoughError) -> None:
-        self._end(error)
+    def __call__(self, news: Message) -> None:
+        if isinstance(news, Chunk):
+            self.text += news.text
+        elif isinstance(news, Completion | BoughError):
+            self._end(news)
 
     def _end(self, outcome: Completion | BoughError) -> None:
         assert self.outcome is None, "a listener is told once that it is over"
@@ -80,7 +73,7 @@ def follow(
 ) -> Listener:
     async def run() -> Listener:
         listener = Listener()
-        request = GenerateRequest(Encoded((1, 2, 3), ()), deadline_s=deadline_s)
+        request = Request(Tokens.of((1, 2, 3)), deadline_s=deadline_s)
         running = FollowedRequest(replicas, RemoteRequest(request, "id"), listener, set(), clock)  # type: ignore[arg-type]
         running.submit()
         async with asyncio.timeout(BOUND_S):
@@ -91,7 +84,7 @@ def follow(
 
 
 def at(name: str, *messages: Message) -> list[Message]:
-    return [Accepted(name), *messages]
+    return [RequestAccepted(name), *messages]
 
 
 def test_a_full_replica_is_not_the_last_word_while_another_has_room() -> None:
@@ -110,7 +103,7 @@ def test_when_all_replicas_are_full_the_client_is_told_at_once() -> None:
 
 
 def test_an_answer_that_has_begun_waits_for_room_and_not_for_ever() -> None:
-    begun = [at("replica-0", Began(Usage(), 0.0), Chunk("a", (1,))), ReplicaLost("killed")]
+    begun = [at("replica-0", RequestBegan(Usage(), 0.0), Chunk("a", (1,))), ReplicaLost("killed")]
     full = [at("replica-1", QueueFull(4))]
     replicas = ScriptedReplicas(begun, full, full, full, [at("replica-1", Chunk("b", (2,)), DONE)])
     listener = follow(replicas)

@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
+from bough.cache.admin.nodes import evict_node, keep_node, read_node
 from bough.cache.tree.tokens import num_tokens
 from bough.errors import NodeNotFound, RequestError
 from bough.server.serving.ask import Ask
 from bough.server.serving.cache import NodeName
+from bough.server.serving.loaded.progress import RecordSlot, current_slot
+from bough.server.serving.model.contract import TEXT_TOKENS, Look, WatchedRequest
 from bough.server.serving.model.in_process import InProcessTree
-from bough.server.serving.model.look import TEXT_TOKENS, Look, Sought
-from bough.server.serving.record import RecordSlot, current_slot
 from bough.server.serving.remote import watch
 from bough.server.serving.remote.host import ReplicaHost
 from bough.server.serving.remote.leases import LEASE_S
-from bough.server.serving.remote.messages import Operation
-from bough.server.serving.remote.watches import Watches
+from bough.server.serving.remote.replicas import Operation
+from bough.server.serving.remote.watch import Watches
 from bough.server.serving.service import Service
 from bough.types import SamplingParams
 from tests.gates import Gate, pass_time
@@ -223,17 +225,18 @@ def test_a_node_is_reached_by_who_may_see_its_salt_alone(play: Any) -> None:
         cache = service.cache
 
         for root in ("replica-1:mine", "replica-1:", "replica-1:other"):  # the replica counts, the salt is the key's
-            found = await cache.read_node(NodeName(None, root, key, salt="mine"))
+            found = await cache.at_node(NodeName(None, root, key, salt="mine"), read_node)
             assert (found.root, found.result.record.key) == ("replica-1:mine", key)
             with pytest.raises(NodeNotFound):
-                await cache.read_node(NodeName(None, root, key, salt="other"))
+                await cache.at_node(NodeName(None, root, key, salt="other"), read_node)
         with pytest.raises(NodeNotFound):
-            await cache.evict_node(NodeName(None, "replica-0:mine", key, salt="mine"))
+            await cache.at_node(NodeName(None, "replica-0:mine", key, salt="mine"), evict_node)
         for root in ("", "mine", "replica-7:mine"):
             with pytest.raises(RequestError, match="must name"):
-                await cache.keep_node(NodeName(None, root, key, salt="mine"), True)
-        assert (await cache.keep_node(NodeName(None, "replica-1:", key, salt="mine"), True)).result.is_kept
-        assert (await cache.evict_node(NodeName(None, "replica-1:", key, salt="mine"))).result.num_nodes == 1
+                await cache.at_node(NodeName(None, root, key, salt="mine"), partial(keep_node, kept=True))
+        kept = await cache.at_node(NodeName(None, "replica-1:", key, salt="mine"), partial(keep_node, kept=True))
+        assert kept.result.is_kept
+        assert (await cache.at_node(NodeName(None, "replica-1:", key, salt="mine"), evict_node)).result.num_nodes == 1
 
     play(scene)
 
@@ -264,7 +267,7 @@ def test_what_is_sent_of_a_long_prompt_is_short(play: Any) -> None:
         records = [each for look in looks for root in look.changes.roots.values() for each in root.nodes.values()]
         sought = [each for call in replicas.calls if call.name == "watch" for each in call.arguments[2]]
         assert {num_tokens(each.edge) for each in records if each is not None} == {TEXT_TOKENS}
-        assert [isinstance(each, Sought) and bool(each.packed) for each in sought].count(True) == 1  # at its end
+        assert [isinstance(each, WatchedRequest) and bool(each.packed) for each in sought].count(True) == 1  # at its end
         assert node["is_cut"] and node["end"] > TEXT_TOKENS
 
     play(scene)

@@ -1,1 +1,1 @@
-"""Attention over the slots of a pool, as transformers calls it: plans, Triton kernels, the same in plain torch."""
+"""Attention over the slots of a pool: buffers for plans, Triton kernels, the same in plain torch."""

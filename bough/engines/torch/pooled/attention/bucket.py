@@ -1,4 +1,4 @@
-"""What is fixed about a bucket of a step's entries, the device's copy of its plan, and what computes attention over both.
+"""The fixed properties of a bucket of a step's entries, the device's copy of its plan, and the interface of attention.
 
 A graph that was captured over a bucket serves any lanes, lengths and sharing: all of that is in the plan.
 """
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bough.engines.shared.pool.plan import FIELDS, PlanShape
+from bough.engines.torch.attention import Scores
 
 HALF_TYPES = (torch.bfloat16, torch.float16)
 FEWEST_QUERIES = 16  # the smallest matrix product of a GPU
@@ -20,10 +21,10 @@ _LARGEST_RESULT = 128 * 128  # numbers of a product that a program holds in regi
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """Entries of a step for the layers of one row group: lanes with a token each, or with `is_run` the tokens of one lane.
+class StepBucket:
+    """Entries of a step for the layers of one row group: lanes with one token each, or the tokens of one lane if `is_run`.
 
-    `heads` are the key heads, `group` the query heads of each. A bucket without `has_shared` takes only plans whose items
+    There are `heads` key heads with `group` query heads each. A bucket without `has_shared` takes only plans whose items
     have one lane each, and is faster for them.
     """
 
@@ -40,12 +41,11 @@ class Bucket:
 
     @property
     def queries_of_lane(self) -> int:
-        """Rows of the product of an item of one lane."""
         return max(FEWEST_QUERIES, next_power_of_2(self.group))
 
     @property
     def queries_of_item(self) -> int:
-        """Rows of the product of an item of several lanes: what was measured best, 128 for long runs and up to 64 else."""
+        """Rows of the product for an item of several lanes: as measured best, 128 for long runs and otherwise up to 64."""
         if self.is_run and self.entries >= _LONG_RUN and 128 * next_power_of_2(self.dim) <= _LARGEST_RESULT:
             return max(self.queries_of_lane, 128)
         return max(self.queries_of_lane, min(64, next_power_of_2(self.group * self.entries)))
@@ -56,15 +56,15 @@ class Bucket:
 
 
 def next_power_of_2(number: int) -> int:
-    """The smallest power of two that is not below a positive number."""
+    """The smallest power of two that is at least `number`, which is positive."""
     return 1 << (number - 1).bit_length()
 
 
 @dataclass(frozen=True)
 class PlanTensors:
-    """A packed plan on the device, in one piece of memory; the others are views of it.
+    """A packed plan on the device, in one piece of memory; the other tensors are views of it.
 
-    `places` has where the row of each token of a run belongs: slot * 256 + row % 256, or -1 for padding.
+    `places` has the place of each row of a run: slot * 256 + row % 256, or -1 for padding.
     """
 
     packed: Tensor
@@ -74,7 +74,7 @@ class PlanTensors:
     items: Tensor
 
     @classmethod
-    def empty(cls, bucket: Bucket, shape: PlanShape) -> PlanTensors:
+    def empty(cls, bucket: StepBucket, shape: PlanShape) -> PlanTensors:
         num_places = bucket.entries if bucket.is_run else 0
         num_items = bucket.max_items + -(-shape.programs // shape.heads) + 1  # those beyond the last are zeros
         sizes = [num_places, bucket.entries, bucket.entries, num_items * FIELDS]
@@ -83,22 +83,10 @@ class PlanTensors:
         return cls(packed, places.fill_(-1), order, parts, items)
 
 
-@dataclass(frozen=True)
-class Scores:
-    """How a layer makes its scores: `window` and `softcap` are 0 where it has none, `sinks` is one number a query head."""
-
-    scale: float
-    window: int = 0
-    softcap: float = 0.0
-    sinks: Tensor | None = None
-
-
 class ItemAttention(Protocol):
-    """Computes attention for a bucket, by the plan that is on the device."""
+    """Computes attention for a bucket, by a plan on the device. `programs` share the work, for the plan's estimate."""
 
-    @property
-    def programs(self) -> int:
-        """How many programs share the work, for the plan's estimate."""
+    programs: int
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, pos: Tensor, plan: PlanTensors, scores: Scores

@@ -1,8 +1,8 @@
 """Triton kernels over a pool's slots: attention by the items of a plan, the join of their parts, rows in and out.
 
 Rows of one layer are [slots, 2, heads, PAGE, D]: `slot_stride` elements from slot to slot, `value_offset` from a key to its
-value. D is the head's size, D_PAD the next power of two. Places of the pool that no item covers are never used: they may
-hold anything. Powers are those of two: scores come multiplied by log2(e).
+value. D is the head's size, D_PAD the next power of two. Rows that no item covers are never used: they may contain
+anything. Exponentials are powers of two: scores are multiplied by log2(e).
 """
 
 # fmt: off
@@ -30,8 +30,8 @@ def attend_items(
 ):
     """All items of a plan, dealt to a fixed number of programs: one launch, the same for any lengths and any sharing.
 
-    A unit is one key head of one item; an item without lanes ends the list. All that a unit needs but queries and rows is
-    in its item, so that little is waited for before the first rows are on their way.
+    A unit is one key head of one item; an item without lanes ends the list. Except for queries and rows, everything that a
+    unit needs is in its item, so that reading rows begins early.
     """
     query = (q_ptr, q_lane, q_head)
     new = (k_ptr, k_lane, k_head, v_ptr, v_lane, v_head)
@@ -162,7 +162,7 @@ def _attend_unit(
 
 @triton.jit
 def _write_new(new, pool, lane, head, slot, pos, has_new, d, D: tl.constexpr, PAGE: tl.constexpr):
-    """A lane's new row to its slot. It is used from here: what others read in this launch does not contain it."""
+    """Write a lane's new row to its slot, and return it: reads of the slot in this launch may not see it yet."""
     k_ptr, k_lane, k_head, v_ptr, v_lane, v_head = new
     rows_ptr, slot_stride, value_offset = pool
     mask = tl.where(has_new, d, D) < D
@@ -176,7 +176,7 @@ def _write_new(new, pool, lane, head, slot, pos, has_new, d, D: tl.constexpr, PA
 
 @triton.jit
 def _take_in(s, scale, v, acc, total, largest):
-    """Further scores (times `scale`) and values into a running softmax."""
+    """Add scores (times `scale`) and values to a running softmax."""
     highest = tl.maximum(largest, tl.max(s, 1) * scale)
     p = tl.exp2(s * scale - highest[:, None])
     shrink = tl.exp2(largest - highest)
@@ -196,7 +196,7 @@ def _find_cut_off(low, stop, N: tl.constexpr):
 
 @triton.jit
 def _choose_slot(i, slots):
-    """A choice between numbers that are there: a load from a list would come between the loop and its prefetching."""
+    """Choose between registers: a load from a list would keep the loop from prefetching."""
     slot = tl.where(i == 1, slots[1], slots[0])
     slot = tl.where(i == 2, slots[2], slot)
     slot = tl.where(i == 3, slots[3], slot)
@@ -253,7 +253,7 @@ def write_rows(
     k_ptr, k_head, k_row, v_ptr, v_head, v_row, rows_ptr, slot_stride, value_offset, places_ptr, num,
     D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr, T: tl.constexpr,
 ):
-    """T of `num` keys and values of one head to their places."""
+    """Write T of `num` keys and values of one head to their places."""
     head = tl.program_id(1)
     t = tl.program_id(0) * T + tl.arange(0, T)
     d = tl.arange(0, D_PAD)
@@ -270,7 +270,7 @@ def gather_rows(
     rows_ptr, slot_stride, value_offset, places_ptr, num, k_ptr, v_ptr,
     D: tl.constexpr, D_PAD: tl.constexpr, PAGE: tl.constexpr, T: tl.constexpr,
 ):
-    """T of `num` keys and values of one head from their places to straight ones, [heads, num, D]; zeros for no place."""
+    """Copy T of `num` keys and values of one head from their places to [heads, num, D]; zeros where there is no place."""
     head = tl.program_id(1)
     t = tl.program_id(0) * T + tl.arange(0, T)
     d = tl.arange(0, D_PAD)

@@ -1,6 +1,6 @@
-"""Launches of the kernels: how large their tiles are on a card, and what they are given.
+"""Launches of the attention kernels: the size of their tiles on a card, and their arguments.
 
-Importing this module needs triton, which torch brings along for CUDA.
+Importing this module needs triton, which comes with torch for CUDA.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from bough.engines.shared.pool.plan import PAGE
+from bough.engines.torch.attention import Scores
 from bough.engines.torch.pooled.attention import kernels
-from bough.engines.torch.pooled.attention.bucket import Bucket, PlanTensors, Scores, next_power_of_2
+from bough.engines.torch.pooled.attention.bucket import PlanTensors, StepBucket, next_power_of_2
 
 _RESERVED = 2048  # bytes of shared memory for a program: 1,024 are the card's own, the rest are barriers and reductions
 _TILES = ((64, 3), (64, 2), (32, 3), (32, 2), (16, 2))  # rows of a tile and tiles on their way, the fastest first
@@ -23,7 +24,7 @@ _LARGEST_COORDINATE = 2**31 - 1
 
 @dataclass(frozen=True)
 class Card:
-    """What the kernels are chosen by. `shared_bytes` is the shared memory of one multiprocessor."""
+    """The properties of a device that tiles depend on. `shared_bytes` is the shared memory of one multiprocessor."""
 
     multiprocessors: int
     shared_bytes: int
@@ -45,8 +46,8 @@ class Tiles:
     programs: int
 
 
-def choose_tiles(bucket: Bucket, card: Card) -> Tiles:
-    """The first of the known tiles with which a multiprocessor's programs fit into its shared memory, else the smallest.
+def choose_tiles(bucket: StepBucket, card: Card) -> Tiles:
+    """The first known tiles with which a multiprocessor's programs fit into its shared memory, else the smallest.
 
     A program holds its queries (rows of the product x head size) and `stages` tiles of keys and of values. With four warps
     two programs run on a multiprocessor, with eight (for products of 128 rows) one.
@@ -64,8 +65,9 @@ def choose_tiles(bucket: Bucket, card: Card) -> Tiles:
 class TritonAttention:
     """Attention by a plan, for one bucket: one launch over the items and one that joins their parts."""
 
-    def __init__(self, bucket: Bucket, card: Card) -> None:
+    def __init__(self, bucket: StepBucket, card: Card) -> None:
         self.tiles = choose_tiles(bucket, card)
+        self.programs = self.tiles.programs
         self._bucket = bucket
         self._has_tma = card.has_tma and bucket.dim * bucket.dtype.itemsize % 16 == 0
         queries = bucket.heads * bucket.group
@@ -74,15 +76,9 @@ class TritonAttention:
         self._lse = torch.empty(shape, dtype=torch.float32, device=bucket.device)
         self._descriptors: dict[tuple[int, int], TensorDescriptor] = {}
 
-    @property
-    def programs(self) -> int:
-        """As `ItemAttention` says."""
-        return self.tiles.programs
-
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, pos: Tensor, plan: PlanTensors, scores: Scores
     ) -> Tensor:
-        """As `ItemAttention` says."""
         assert q.stride(3) == k.stride(3) == v.stride(3) == pos.stride(0) == 1
         assert rows.stride()[2:] == (PAGE * rows.shape[4], rows.shape[4], 1)
         if self._bucket.is_run:  # tokens of a run see each other's rows: these are written first
@@ -102,49 +98,26 @@ class TritonAttention:
             *(rows, rows.stride(0), rows.stride(1)),
             *(plan.order, pos, plan.items),
             *(self._acc, self._lse, bucket.max_parts),
-            scores.scale * kernels.LOG2E,
-            scores.softcap,
-            HEADS=bucket.heads,
-            HQ=bucket.heads * bucket.group,
-            G=bucket.group,
-            D=bucket.dim,
-            D_PAD=next_power_of_2(bucket.dim),
-            M=bucket.queries_of_item,
-            M1=bucket.queries_of_lane,
-            N=tiles.rows,
-            N_GROWING=min(32, tiles.rows),
-            PAGE=PAGE,
-            WINDOW=scores.window,
-            SOFTCAP=scores.softcap > 0,
-            STAGES=tiles.stages,
-            TMA=self._has_tma,
-            HAS_SHARED=bucket.has_shared or bucket.is_run,
-            IS_RUN=bucket.is_run,
-            num_warps=tiles.warps,
-        )
+            *(scores.scale * kernels.LOG2E, scores.softcap),
+            HEADS=bucket.heads, HQ=bucket.heads * bucket.group, G=bucket.group,
+            D=bucket.dim, D_PAD=next_power_of_2(bucket.dim), M=bucket.queries_of_item, M1=bucket.queries_of_lane,
+            N=tiles.rows, N_GROWING=min(32, tiles.rows), PAGE=PAGE, STAGES=tiles.stages, num_warps=tiles.warps,
+            WINDOW=scores.window, SOFTCAP=scores.softcap > 0, TMA=self._has_tma,
+            HAS_SHARED=bucket.has_shared or bucket.is_run, IS_RUN=bucket.is_run,
+        )  # fmt: skip
 
     def _join_parts(self, q: Tensor, plan: PlanTensors, sinks: Tensor | None) -> Tensor:
         entries, queries, _, dim = q.shape
         out = torch.empty(entries, 1, queries, dim, dtype=q.dtype, device=q.device)
         parts, warps = (64, 4) if entries == 1 else (16, 1)  # a single lane has many parts and few programs
         kernels.join_parts[(entries, queries)](
-            self._acc,
-            self._lse,
-            plan.parts,
-            plan.parts if sinks is None else sinks,
-            out,
-            self._bucket.max_parts,
-            HQ=queries,
-            D=dim,
-            D_PAD=next_power_of_2(dim),
-            P=parts,
-            SINKS=sinks is not None,
-            num_warps=warps,
-        )
+            self._acc, self._lse, plan.parts, plan.parts if sinks is None else sinks, out, self._bucket.max_parts,
+            HQ=queries, D=dim, D_PAD=next_power_of_2(dim), P=parts, SINKS=sinks is not None, num_warps=warps,
+        )  # fmt: skip
         return out
 
     def _descriptor(self, rows: Tensor) -> TensorDescriptor:
-        """The rows of a layer in all slots as one tall matrix, of which a tile is brought at a time."""
+        """The rows of a layer in all slots as one tall matrix, which is read by tiles."""
         key = (rows.data_ptr(), rows.shape[0])
         if key not in self._descriptors:
             slots, _, heads, page, dim = rows.shape
@@ -157,40 +130,28 @@ class TritonAttention:
 
 
 def write_rows(k: Tensor, v: Tensor, rows: Tensor, places: Tensor) -> None:
-    """Put keys and values [1, heads, num, dim] to their places in a layer of the pool."""
     assert k.stride(3) == v.stride(3) == 1
     _, heads, num, dim = k.shape
-    tokens = _tokens_of_program(num)
-    kernels.write_rows[(triton.cdiv(num, tokens), heads)](
+    options = _options(dim, num)
+    kernels.write_rows[(triton.cdiv(num, options["T"]), heads)](
         *(k, k.stride(1), k.stride(2)),
         *(v, v.stride(1), v.stride(2)),
         *(rows, rows.stride(0), rows.stride(1)),
-        places,
-        num,
-        D=dim,
-        D_PAD=next_power_of_2(dim),
-        PAGE=PAGE,
-        T=tokens,
-        num_warps=4,
+        *(places, num),
+        **options,
     )
 
 
 def gather_rows(rows: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """The keys and values at these places of a layer of the pool, each [1, heads, num, dim]."""
     heads, dim, num = rows.shape[2], rows.shape[4], places.shape[0]
     k, v = (torch.empty(1, heads, num, dim, dtype=rows.dtype, device=rows.device) for _ in range(2))
-    tokens = _tokens_of_program(num)
-    kernels.gather_rows[(triton.cdiv(num, tokens), heads)](
-        *(rows, rows.stride(0), rows.stride(1)),
-        *(places, num, k, v),
-        D=dim,
-        D_PAD=next_power_of_2(dim),
-        PAGE=PAGE,
-        T=tokens,
-        num_warps=4,
+    options = _options(dim, num)
+    kernels.gather_rows[(triton.cdiv(num, options["T"]), heads)](
+        *(rows, rows.stride(0), rows.stride(1)), *(places, num, k, v), **options
     )
     return k, v
 
 
-def _tokens_of_program(num: int) -> int:
-    return 32 if num > 512 else 8
+def _options(dim: int, num: int) -> dict[str, int]:
+    """The constants of `write_rows` and `gather_rows`; a program takes T of the `num` rows."""
+    return {"D": dim, "D_PAD": next_power_of_2(dim), "PAGE": PAGE, "T": 32 if num > 512 else 8, "num_warps": 4}

@@ -1,39 +1,41 @@
-"""What the kernels compute, in plain torch and float32, item by item: for devices without them, and as their reference.
+"""The kernels' attention in plain torch and float32, item by item: for devices without them, and as their reference.
 
-Rows are read exactly as the plan says. Nothing is read that no item covers: such places of the pool may hold anything.
+Rows are read exactly as the plan says. Rows that no item covers are never read: they may contain anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from bough.engines.shared.pool.plan import CAUSAL, FIELDS, GROWING, PAGE
-from bough.engines.torch.pooled.attention.bucket import Bucket, PlanTensors, Scores
+from bough.engines.torch.attention import Scores
+from bough.engines.torch.pooled.attention.bucket import PlanTensors, StepBucket
 
 _LOWEST = -1e30  # lower than any score, and finite, so that differences are numbers
 _SMALLEST = 1e-30
 
 
 class PlainAttention:
-    """Attention by a plan, for one bucket. It takes time for each item of each layer: a reference, not a fast path."""
+    """Attention by a plan, for one bucket; slow, since it takes time for each item of each layer."""
 
     programs = 16
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: StepBucket) -> None:
         self._bucket = bucket
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, pos: Tensor, plan: PlanTensors, scores: Scores
     ) -> Tensor:
-        """As `ItemAttention` says."""
         if self._bucket.is_run:
             write_rows(k.transpose(0, 2), v.transpose(0, 2), rows, plan.places)
         order = plan.order.tolist()
         parts = _Parts(q, int(plan.parts.max()))
-        for num, first, start, end, part, kind, *slots in _unpack(plan.items):
+        items = plan.items.view(-1, FIELDS)
+        num_items = int((items[:, 0] == 0).nonzero()[0])
+        for num, first, start, end, part, kind, *slots in items[:num_items].tolist():
             lanes = order[first : first + num] if num > 1 else [first]
             positions = pos[lanes, 0]
             if kind == GROWING:
@@ -41,16 +43,16 @@ class PlainAttention:
             if kind in (GROWING, CAUSAL):
                 end = min(end, int(positions.max()) + 1)
             if scores.window:
-                start, slots = _skip(slots, start, int(positions.min()) - scores.window + 1)
+                low = max(start, int(positions.min()) - scores.window + 1)
+                start, slots = low, slots[low // PAGE - start // PAGE :]
             if start < end:
-                parts.add(
-                    lanes, part, _read(rows, slots, start, end), _visible(kind, positions, start, end, scores), scores
-                )
+                visible = _find_visible(kind, positions, start, end, scores)
+                parts.add(lanes, part, _read(rows, slots, start, end), visible, scores)
         return parts.join(plan.parts, scores.sinks).to(q.dtype)
 
 
 class _Parts:
-    """The results of all parts of all entries, each with its log-sum-exp; of a part without rows minus infinity."""
+    """The results of all parts of all entries, each with its log-sum-exp: minus infinity for a part without rows."""
 
     def __init__(self, q: Tensor, most: int) -> None:
         entries, queries, _, dim = q.shape
@@ -59,7 +61,7 @@ class _Parts:
         self._lse = torch.full((entries, queries, most), float("-inf"), device=q.device)
 
     def add(self, lanes: Sequence[int], part: int, read: Tensor, visible: Tensor | None, scores: Scores) -> None:
-        """One item: `read` has its keys and values, [2, heads, rows, dim], `visible` which lane sees which row."""
+        """Add one item: `read` has its keys and values, [2, heads, rows, dim], `visible` says which lane sees which row."""
         keys, values = read.float()
         q = self._q[lanes].view(len(lanes), keys.shape[0], -1, keys.shape[2])
         s = torch.einsum("lhgd,hnd->lhgn", q, keys) * scores.scale
@@ -90,7 +92,6 @@ class _Parts:
 
 
 def write_rows(k: Tensor, v: Tensor, rows: Tensor, places: Tensor) -> None:
-    """Put keys and values [1, heads, num, dim] to their places in a layer of the pool."""
     at = (places >= 0).nonzero()[:, 0]
     slots, within = places[at].long() // PAGE, places[at].long() % PAGE
     rows[slots, 0, :, within] = k[0, :, at].transpose(0, 1)
@@ -98,30 +99,17 @@ def write_rows(k: Tensor, v: Tensor, rows: Tensor, places: Tensor) -> None:
 
 
 def gather_rows(rows: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """The keys and values at these places of a layer of the pool, each [1, heads, num, dim]."""
     is_row = (places >= 0)[None, None, :, None]
     at = places.long().clamp(min=0)
     keys, values = (rows[at // PAGE, plane, :, at % PAGE].transpose(0, 1)[None] for plane in (0, 1))
     return torch.where(is_row, keys, 0), torch.where(is_row, values, 0)
 
 
-def _unpack(items: Tensor) -> Iterator[list[int]]:
-    table = items.view(-1, FIELDS)
-    num = int((table[:, 0] == 0).nonzero()[0])
-    return iter(table[:num].tolist())
-
-
 def _write_new(k: Tensor, v: Tensor, slot: Tensor, position: int, start: int, end: int) -> None:
-    """Put a lane's new row into its growing item, if it belongs there."""
+    """Write a lane's new row to its growing item, if it belongs there."""
     if start <= position < end:
         slot[0, :, position % PAGE] = k[:, 0]
         slot[1, :, position % PAGE] = v[:, 0]
-
-
-def _skip(slots: list[int], start: int, low: int) -> tuple[int, list[int]]:
-    """An item from row `low` on, if that is later."""
-    low = max(start, low)
-    return low, slots[low // PAGE - start // PAGE :]
 
 
 def _read(rows: Tensor, slots: Sequence[int], start: int, end: int) -> Tensor:
@@ -134,7 +122,7 @@ def _read(rows: Tensor, slots: Sequence[int], start: int, end: int) -> Tensor:
     return torch.cat([rows[slot, :, :, low:high] for slot, low, high in ranges], 2)
 
 
-def _visible(kind: int, positions: Tensor, start: int, end: int, scores: Scores) -> Tensor | None:
+def _find_visible(kind: int, positions: Tensor, start: int, end: int, scores: Scores) -> Tensor | None:
     """Which lane sees which row, [lanes, rows]; None if each sees all."""
     if kind != CAUSAL and not scores.window:
         return None

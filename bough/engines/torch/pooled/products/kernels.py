@@ -23,18 +23,9 @@ def multiply_one_row(
     n, k = weight.shape
     y = torch.empty(1, n, dtype=x.dtype, device=x.device)
     _one_row[(triton.cdiv(n, block_n),)](
-        x,
-        weight,
-        bias if bias is not None else x,
-        y,
-        n,
-        K=k,
-        HAS_BIAS=bias is not None,
-        BLOCK_N=block_n,
-        BLOCK_K=block_k,
-        STAGES=stages,
-        num_warps=warps,
-    )
+        x, weight, bias if bias is not None else x, y, n,
+        K=k, HAS_BIAS=bias is not None, BLOCK_N=block_n, BLOCK_K=block_k, STAGES=stages, num_warps=warps,
+    )  # fmt: skip
     return y
 
 
@@ -49,34 +40,17 @@ def multiply_few_rows(
     _few_rows[(triton.cdiv(n, block_n),)](
         TensorDescriptor.from_tensor(x, [tile, block_k]),
         TensorDescriptor.from_tensor(weight, [block_n, block_k]),
-        bias if bias is not None else x,
-        y,
-        rows,
-        n,
-        K=k,
-        HAS_BIAS=bias is not None,
-        TILE=tile,
-        BLOCK_N=block_n,
-        BLOCK_K=block_k,
-        STAGES=stages,
-        num_warps=warps,
-    )
+        bias if bias is not None else x, y, rows, n,
+        K=k, HAS_BIAS=bias is not None, TILE=tile, BLOCK_N=block_n, BLOCK_K=block_k, STAGES=stages, num_warps=warps,
+    )  # fmt: skip
     return y
 
 
 @triton.jit
 def _one_row(
-    x_ptr,
-    weight_ptr,
-    bias_ptr,
-    y_ptr,
-    N,
-    K: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    x_ptr, weight_ptr, bias_ptr, y_ptr, N,
+    K: tl.constexpr, HAS_BIAS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     is_n = n < N
@@ -101,19 +75,10 @@ def _one_row(
 
 @triton.jit
 def _few_rows(
-    x_tiles,
-    weight_tiles,
-    bias_ptr,
-    y_ptr,
-    rows,
-    N,
-    K: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    TILE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    x_tiles, weight_tiles, bias_ptr, y_ptr, rows, N,
+    K: tl.constexpr, HAS_BIAS: tl.constexpr, TILE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
-):
+):  # fmt: skip
     first = tl.program_id(0) * BLOCK_N
     n = first + tl.arange(0, BLOCK_N)
     row = tl.arange(0, TILE)

@@ -1,13 +1,13 @@
 """A model's linear layers as few and fast products.
 
-Linear layers with the same input, such as q, k and v, become one product: the one that is called first computes all, and
-the others take their part of it. Every linear layer can then be given choices: which kernel computes its product at which
-number of rows (`product_choices` finds them by measuring). Without choices it computes as before.
+Linear layers with the same input, such as q, k and v, become one product: the layer that is called first computes all, and
+the others take their part of it. Every linear layer then has choices: which kernel computes its product at which number of
+rows (`choices.py` finds them by measuring). Without choices torch computes it.
 
 Always true after `join_products`:
 - a joined weight has one owner, `JoinedLinear`, and the weights that it was made of are released;
-- a module gives the result of the linear layer that it stands for, whatever inputs its parent gives and in which order;
-- what one thread computes is never seen by another.
+- a module returns the result of the linear layer that it replaced, for any inputs, in any order of calls;
+- a product is only used by the thread that computed it.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _RELEASE_AFTER_BYTES = 2**30
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What computes a product of up to `rows` rows: "cublas", "cublaslt", or our kernel "one_row" or "few_rows"."""
+class ProductChoice:
+    """The way to compute a product of up to `rows` rows: "cublas", "cublaslt", or our kernel "one_row" or "few_rows"."""
 
     rows: int
     way: str
@@ -49,23 +49,23 @@ class Choice:
         return " ".join(map(str, (self.rows, self.way, *self.tiling)))
 
 
-def write_choices(choices: list[Choice]) -> str:
+def write_choices(choices: list[ProductChoice]) -> str:
     """The text of the choices for one shape. A text, because compiled code takes it for a constant."""
     return ";".join(map(str, sorted(choices, key=lambda choice: choice.rows)))
 
 
 @lru_cache(maxsize=1024)
-def read_choices(text: str) -> tuple[Choice, ...]:
+def read_choices(text: str) -> tuple[ProductChoice, ...]:
     """The choices in a text of `write_choices`, by number of rows. Raises ValueError for any other text."""
     fields = [part.split() for part in text.split(";")]
-    return tuple(Choice(int(rows), way, tuple(map(int, tiling))) for rows, way, *tiling in fields)
+    return tuple(ProductChoice(int(rows), way, tuple(map(int, tiling))) for rows, way, *tiling in fields)
 
 
 @torch.library.custom_op("bough::product", mutates_args=())
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, choices: str) -> Tensor:
     """x [..., K] times weight [N, K] plus bias, by the first choice for that many rows or more, else by torch.
 
-    It is one operator for any number of rows, so that code that is compiled for any number does not look at it.
+    It is one operator for any number of rows, so that compiled code does not depend on their number.
     """
     rows = x.numel() // x.shape[-1]
     choice = next((each for each in read_choices(choices) if rows <= each.rows), None)
@@ -77,24 +77,18 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, choices: str) -> Tensor:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
-def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, choice: Choice) -> Tensor:
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, choice: ProductChoice) -> Tensor:
     """x [..., K] times weight [N, K] plus bias, computed as the choice says."""
-    if not choice.tiling:
-        return _multiply_by_library(x, weight, bias, choice.way)
-    from bough.engines.torch.pooled.products import kernels as product_kernels
+    if choice.tiling:
+        from bough.engines.torch.pooled.products import kernels
 
-    kernel = product_kernels.multiply_one_row if choice.way == "one_row" else product_kernels.multiply_few_rows
-    rows = x.reshape(-1, x.shape[-1]).contiguous()
-    block_n, block_k, warps, stages = choice.tiling
-    return kernel(rows, weight, bias, block_n, block_k, warps, stages).view(*x.shape[:-1], weight.shape[0])
-
-
-def _multiply_by_library(x: Tensor, weight: Tensor, bias: Tensor | None, name: str) -> Tensor:
-    """torch's own product by this library. The preference is the process's: a product of another thread may see it too."""
+        kernel = kernels.multiply_one_row if choice.way == "one_row" else kernels.multiply_few_rows
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        return kernel(rows, weight, bias, *choice.tiling).view(*x.shape[:-1], weight.shape[0])
     if not x.is_cuda:
         return F.linear(x, weight, bias)
     before = torch.backends.cuda.preferred_blas_library()
-    torch.backends.cuda.preferred_blas_library(name)
+    torch.backends.cuda.preferred_blas_library(choice.way)  # of the process: products of other threads may see it too
     try:
         return F.linear(x, weight, bias)
     finally:
@@ -116,7 +110,7 @@ class ChosenLinear(nn.Linear):
 
 @dataclass(frozen=True)
 class _Parts:
-    """The product of a joined weight with an input, and whose parts of it were not taken yet."""
+    """The product of a joined weight with an input, and the layers that have not taken their part yet."""
 
     x: Tensor
     parts: tuple[Tensor, ...]
@@ -124,7 +118,7 @@ class _Parts:
 
 
 class _Latest(threading.local):
-    """The product that a joined layer computed last in this thread; None as soon as all parts were taken."""
+    """The latest product of a joined layer in this thread; None when all its parts were taken."""
 
     def __init__(self) -> None:  # once in each thread
         self.value: _Parts | None = None
@@ -155,7 +149,7 @@ class JoinedLinear(nn.Module):
     def take(self, x: Tensor, index: int) -> Tensor:
         """The product of one of the layers: a part of the latest one, if that has the same input, else of a new one.
 
-        A part is taken once. So a tensor that was written anew between two calls never gets the product of before.
+        A part is taken once, so that a tensor that was overwritten between two calls never gets its earlier product.
         """
         latest = self.latest.value
         if latest is None or latest.x is not x or index not in latest.left:
@@ -166,16 +160,10 @@ class JoinedLinear(nn.Module):
         return latest.parts[index]
 
     def weight_of(self, index: int) -> Tensor:
-        """The weight of one of the layers, a view of the joined one."""
-        return self.joined_weight[self._range(index)]
+        return torch.split(self.joined_weight, self.sizes)[index]
 
     def bias_of(self, index: int) -> Tensor | None:
-        """The bias of one of the layers, a view of the joined one."""
-        return None if self.joined_bias is None else self.joined_bias[self._range(index)]
-
-    def _range(self, index: int) -> slice:
-        start = sum(self.sizes[:index])
-        return slice(start, start + self.sizes[index])
+        return None if self.joined_bias is None else torch.split(self.joined_bias, self.sizes)[index]
 
     @property
     def weight(self) -> Tensor:
@@ -213,10 +201,10 @@ Product: TypeAlias = ChosenLinear | JoinedLinear
 
 
 def join_products(model: nn.Module) -> int:
-    """Join the linear layers that have one input, and make all others ready for choices; returns how many were joined.
+    """Join the linear layers that have one input, and make all others take choices; returns how many were joined.
 
-    A weight that is tied, of another type than its neighbours, or in a layer of another class or with hooks, stays as it
-    is. The weights of one family at a time lie in memory twice.
+    A weight that is tied, has another type than its neighbours, or belongs to a layer of another class or with hooks, is
+    not changed. The weights of one family at a time are in memory twice.
     """
     owners = Counter(parameter.data_ptr() for _, parameter in model.named_parameters(remove_duplicate=False))
     joined = waste_bytes = 0
@@ -225,7 +213,10 @@ def join_products(model: nn.Module) -> int:
             linears: list[Any] = [getattr(parent, name, None) for name in names]
             if not _can_join(linears, owners):
                 continue
-            first = _replace(parent, names, linears)
+            first = JoinedLinear(linears)
+            setattr(parent, names[0], first)
+            for index, name in enumerate(names[1:], 1):
+                setattr(parent, name, LaterLinear(first, index))
             joined, waste_bytes = joined + len(names), waste_bytes + first.joined_weight.nbytes
             if waste_bytes >= _RELEASE_AFTER_BYTES and first.joined_weight.is_cuda:
                 del linears
@@ -233,19 +224,8 @@ def join_products(model: nn.Module) -> int:
                 waste_bytes = 0
     for module in model.modules():
         if _is_plain(module):
-            _set_class(module, ChosenLinear)
+            module.__class__ = ChosenLinear
     return joined
-
-
-def split_products(model: nn.Module) -> None:
-    """Undo `join_products`: plain linear layers again. Their weights are views of the joined ones, so nothing is copied."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, JoinedLinear | LaterLinear):
-                setattr(parent, name, _plain_linear(child.weight, child.bias))
-            elif type(child) is ChosenLinear:
-                child.__dict__.pop("choices", None)
-                _set_class(child, nn.Linear)
 
 
 def list_products(model: nn.Module) -> Iterator[tuple[Product, Tensor, Tensor | None]]:
@@ -265,27 +245,7 @@ def _can_join(linears: list[Any], owners: Counter[int]) -> bool:
 
 
 def _is_plain(module: object) -> bool:
-    """Whether a module is torch's own linear layer and nobody has changed what calling it does."""
+    """Whether a module is torch's own linear layer, without hooks and with its class's forward."""
     if type(module) is not nn.Linear or "forward" in vars(module):
         return False
     return module.weight.is_floating_point() and not any(getattr(module, name, None) for name in _HOOKS)
-
-
-def _set_class(module: nn.Module, kind: type[nn.Linear]) -> None:
-    module.__class__ = kind
-
-
-def _replace(parent: nn.Module, names: tuple[str, ...], linears: list[nn.Linear]) -> JoinedLinear:
-    first = JoinedLinear(linears)
-    setattr(parent, names[0], first)
-    for index, name in enumerate(names[1:], 1):
-        setattr(parent, name, LaterLinear(first, index))
-    return first
-
-
-def _plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
-    if bias is not None:
-        linear.bias = nn.Parameter(bias.detach(), requires_grad=False)
-    return linear.eval()

@@ -1,7 +1,7 @@
-"""The host's side of sampling by kernels: it packs what the draws say, launches, and reads the results one step behind.
+"""The host's side of sampling by kernels: packs the draws, launches the kernels, and reads the results one step later.
 
-A batch of plain argmax takes two kernels and one copy; others take the kernels of what their rows ask for, and each kernel
-leaves out the rows that do not need it. Importing this module needs triton.
+A batch of plain argmax takes two kernels and one copy; others take the kernels that their rows need, and each kernel skips
+the other rows. Importing this module needs triton.
 """
 
 from __future__ import annotations
@@ -14,82 +14,46 @@ import torch
 import triton
 from torch import Tensor
 
-from bough.engines.shared.sampling import NONE_ALLOWED, NOT_FINITE
+from bough.engines.sampling import NONE_ALLOWED, NOT_FINITE
 from bough.engines.torch.pooled.sampling import kernels
 from bough.engines.torch.pooled.sampling.kernels import BINS, BLOCK, CHUNK, SAMPLE
 from bough.engines.torch.pooled.sampling.table import SamplingTable, ScoreChanges, Stage, count_mask_bytes, send
+from bough.engines.torch.sampling import Logprobs, start_reading
 from bough.errors import EngineError
-from bough.types import Alternative, Draw, Sampled, SamplingParams, TokenCounts
+from bough.types import Draw, SampledToken
 
 _cuda: Any = torch.cuda  # which is not fully typed
 _FAILURES = {-1: NOT_FINITE, -2: NONE_ALLOWED}  # as the kernels write them instead of a token id
 
 
 class KernelChoices:
-    """The choices of one batch: on the device at once, on the host when they have been copied there."""
+    """The choices of one batch: on the device, and on their way to the host."""
 
     def __init__(self, ids: Tensor, codes: Tensor, logprobs: Logprobs | None) -> None:
         self.ids = ids
-        self._num_rows = len(ids)
-        self._codes = _start_reading(codes)
+        self._codes = start_reading(codes)
         self._logprobs = logprobs
         self._event = _cuda.Event(blocking=True) if ids.is_cuda else None
         if self._event is not None:
             self._event.record()
 
-    def read(self) -> list[Sampled]:
-        """Wait for this batch only, without holding the GIL. Raises EngineError if a row failed."""
+    def read(self) -> list[SampledToken]:
         if self._event is not None:
             self._event.synchronize()
         codes = self._codes.tolist()
         if min(codes, default=0) < 0:
             raise EngineError(next(_FAILURES[code] for code in codes if code < 0))
-        results = [Sampled(token_id) for token_id in codes]
-        for row, each in self._logprobs.read(codes) if self._logprobs is not None else ():
-            results[row] = each
+        results = [SampledToken(token_id) for token_id in codes]
+        if self._logprobs is not None:
+            self._logprobs.add_to(results)
         return results
-
-
-class Logprobs:
-    """The log-probabilities of the raw distribution, for the rows that asked for them."""
-
-    def __init__(self, logits: Tensor, ids: Tensor, asking: dict[int, int]) -> None:
-        """`asking` has the number of alternatives for each row that asks."""
-        self._asking = asking
-        indices = send(array("q", asking), ids.device)
-        rows = logits[indices].float()
-        ranked = _rank(rows, max(asking.values()))
-        wanted = torch.cat([ids[indices].unsqueeze(-1), ranked], dim=-1)
-        logprobs = torch.log_softmax(rows, dim=-1).gather(-1, wanted)
-        self._numbers = _start_reading(torch.cat([logprobs.double(), ranked.double()], dim=-1))
-
-    def read(self, token_ids: Sequence[int]) -> list[tuple[int, Sampled]]:
-        """Each row that asked, and its result. The copy to the host has to be over."""
-        results = []
-        for (row, num_top), (own, *numbers) in zip(self._asking.items(), self._numbers.tolist(), strict=True):
-            half = len(numbers) // 2
-            top = map(Alternative, map(int, numbers[half : half + num_top]), numbers[:num_top])
-            results.append((row, Sampled(token_ids[row], own, tuple(top))))
-        return results
-
-
-def _start_reading(values: Tensor) -> Tensor:
-    """A tensor on the host that will have these values: pinned, and of its own, so that no later batch overwrites it."""
-    return torch.empty_like(values, device="cpu", pin_memory=values.is_cuda).copy_(values, non_blocking=True)
-
-
-def _rank(rows: Tensor, count: int) -> Tensor:
-    """The ids of each row's `count` largest (or all), in falling order, of equal ones the lowest first, without a wait."""
-    bits = (rows + 0.0).view(torch.int32).long()  # -0.0 is 0.0
-    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    keys = (ordered << 32) - torch.arange(rows.shape[-1], device=rows.device)
-    return -keys.topk(min(count, rows.shape[-1]), dim=-1).values & 0xFFFFFFFF
 
 
 class KernelSampler:
-    """Chooses tokens by kernels. All launches have to be on one stream: they share small buffers."""
+    """Chooses tokens by kernels. All launches must be on one stream: they share small buffers."""
 
     def __init__(self, vocab_size: int, max_rows: int, device: torch.device) -> None:
+        self.max_rows = max_rows
         self._vocab_size = vocab_size
         self._device = device
         self._table = SamplingTable(vocab_size, max_rows, device)
@@ -106,7 +70,7 @@ class KernelSampler:
         self._bin_counts = torch.empty_like(self._bin_weights, dtype=torch.int32)
 
     def launch(self, logits: Tensor, draws: Sequence[Draw]) -> KernelChoices:
-        """Give the work to the device, and return at once."""
+        """Launch the kernels for one batch; does not wait for them."""
         num_rows = len(draws)
         changed = self._table.put(draws)
         table = self._table.send(num_rows)
@@ -122,13 +86,8 @@ class KernelSampler:
         asking = {row: draw.params.logprobs for row, draw in enumerate(draws) if draw.params.logprobs is not None}
         return KernelChoices(ids, codes, Logprobs(logits, ids, asking) if asking else None)
 
-    def warm_up(self, logits: Tensor) -> None:
-        """Launch every kernel once, on one row."""
-        params = SamplingParams(temperature=1, top_k=1, top_p=0.5, repeat_penalty=2, logit_bias=((0, 1.0),), logprobs=1)
-        self.launch(logits[:1], [Draw(params, seen=TokenCounts([0]), allowed=b"\1")])
-
     def _change_scores(self, logits: Tensor, draws: Sequence[Draw], changed: Sequence[int]) -> Tensor:
-        """Copies of the rows that have a mask, biases or penalties, with these."""
+        """Copies of the rows that have a mask, biases, penalties or top-n-sigma, changed by these."""
         size = self._vocab_size
         scores = torch.empty(len(changed), size, device=self._device)
         changes = ScoreChanges.send(draws, changed, size, self._device)
@@ -141,15 +100,12 @@ class KernelSampler:
             kernels.add_biases[grid](scores, changes.bias_segments, changes.bias_ids, changes.biases, size, BLOCK=BLOCK)
         if len(changes.penalty_segments):
             longest = max(len(draw.seen.ids) for draw in draws if draw.seen is not None)
-            kernels.penalise_scores[(len(changes.penalty_segments) // 3, triton.cdiv(longest, BLOCK))](
-                scores,
-                changes.penalty_segments,
-                changes.penalised_ids,
-                changes.counts,
-                changes.penalties,
-                size,
-                BLOCK=BLOCK,
-            )
+            penalised = (changes.penalty_segments, changes.penalised_ids, changes.counts, changes.penalties)
+            grid = (len(changes.penalty_segments) // 3, triton.cdiv(longest, BLOCK))
+            kernels.penalise_scores[grid](scores, *penalised, size, BLOCK=BLOCK)
+        sigmas = array("d", (draws[row].params.top_n_sigma for row in changed))
+        if any(sigmas):  # in torch: few requests have it
+            scores = _keep_near_best(scores.double(), send(sigmas, self._device).view(torch.float64).unsqueeze(-1)).float()
         return scores
 
     def _choose_likeliest(self, source: tuple[Any, ...], ids: Tensor, codes: Tensor) -> None:
@@ -186,3 +142,16 @@ class KernelSampler:
         kernels.draw_tokens[(len(ids),)](
             *source, *ends, self._rooms, *sums, ids, codes, size, self._num_parts, PARTS=parts, BLOCK=BLOCK
         )
+
+
+def _keep_near_best(scores: Tensor, top_n_sigma: Tensor) -> Tensor:
+    """Set scores to -inf that are more than `top_n_sigma` standard deviations of the possible ones below a row's largest.
+
+    A row with the number 0 stays as it is.
+    """
+    is_possible = scores > -torch.inf
+    counts = is_possible.sum(dim=-1, keepdim=True)
+    means = torch.where(is_possible, scores, 0).sum(dim=-1, keepdim=True) / counts
+    variances = torch.where(is_possible, scores - means, 0).square().sum(dim=-1, keepdim=True) / counts
+    least = scores.amax(dim=-1, keepdim=True) - top_n_sigma * variances.sqrt()
+    return scores.masked_fill((scores < least) & (top_n_sigma > 0), -torch.inf)

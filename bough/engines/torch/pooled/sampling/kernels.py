@@ -1,15 +1,15 @@
-"""Kernels that choose tokens: no row is sorted, and no number goes through the host between two of them.
+"""Kernels that choose tokens: no row is sorted, and no number is copied to the host between two of them.
 
-A row of scores is cut into parts of `BLOCK` tokens. Most kernels run once for each row and part and leave sums of their
-part; the next kernel adds them up, in the same order each time. So a row's choice does not depend on its neighbours.
+A row of scores is cut into parts of `BLOCK` tokens. Most kernels run once for each row and part and write sums of their
+part; the next kernel adds them up, always in the same order. So a row's choice does not depend on its neighbours.
 
 The score at which top-k or top-p ends is found in two steps. A sorted sample of the row gives pivots that cut it into
-`BINS` bins of about equal size. The exact count and weight above each pivot tell which bin has the end; its scores are
+`BINS` bins of about equal size. The exact count and weight above each pivot show which bin has the end; its scores are
 gathered, and bisection over the bits of a float finds the end among them. That takes at most 32 rounds for every
 distribution. Bins of very different sizes, as of a row with many equal scores, only take longer.
 
-`table` has one line of `COLUMNS` doubles for each row, which `sampling_table` describes. `scales` is log2(e) / temperature,
-and 0 for rows that are greedy or have failed: kernels leave those out. Importing this module needs triton.
+`table` has one line of `COLUMNS` doubles for each row, which `table.py` describes. `scales` is log2(e) / temperature, and 0
+for rows that are greedy or have failed: kernels skip those. Importing this module needs triton.
 """
 
 from __future__ import annotations
@@ -78,17 +78,9 @@ def penalise_scores(scores, segments, token_ids, counts, penalties, vocab_size, 
 
 @triton.jit
 def find_part_maxima(
-    logits,
-    row_stride,
-    scores,
-    table,
-    maxima,
-    ids_of_maxima,
-    raw_maxima,
-    vocab_size,
-    PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    logits, row_stride, scores, table, maxima, ids_of_maxima, raw_maxima, vocab_size,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The largest score of one part of a row, its lowest id, and the largest logit: +inf if there is a NaN."""
     row, part = tl.program_id(0), tl.program_id(1)
     ids = part * BLOCK + tl.arange(0, BLOCK)
@@ -125,7 +117,7 @@ def choose_likeliest(
     tl.store(rooms + row, 0)
 
 
-# What all others share
+# Shared by the kernels below
 
 
 @triton.jit
@@ -175,7 +167,7 @@ def measure_bins(
     logits, row_stride, scores, table, best, scales, pivots, bin_counts, bin_weights, vocab_size,
     PARTS: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
-    """Of one part: how many scores are at or above each pivot, and what they weigh."""
+    """For one part: the number and weight of the scores at or above each pivot."""
     row, part = tl.program_id(0), tl.program_id(1)
     scale = tl.load(scales + row)
     if (scale == 0) | (not _has_limit(table, row, False)):
@@ -193,7 +185,7 @@ def measure_bins(
 
 @triton.jit
 def _find_target(table, row, total_weight, kept_weights, SECOND: tl.constexpr):
-    """What is to be reached from the largest score downwards, and whether that is a weight, not a count."""
+    """The weight or count to be reached from the largest score downwards, and whether it is a weight."""
     top_k, top_p = tl.load(table + row * _COLUMNS + _TOP_K), tl.load(table + row * _COLUMNS + _TOP_P)
     if SECOND:
         is_weight = top_k > 0
@@ -329,7 +321,7 @@ def weigh_parts(
     logits, row_stride, scores, table, best, scales, thresholds, part_weights, part_equals, vocab_size,
     PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of one part: what the scores above the threshold weigh, and how many are equal to it; without those below min-p."""
+    """For one part: the weight of the scores above the threshold and the number equal to it, without those below min-p."""
     row, part = tl.program_id(0), tl.program_id(1)
     scale = tl.load(scales + row)
     if scale == 0:

@@ -1,15 +1,14 @@
-"""Choosing the next tokens without the host in the way: the ids can be fed to the next step before anybody reads them.
+"""Choosing the next tokens on the device: the ids can be fed to the next step before the host reads them.
 
-On CUDA kernels do the work (`kernel_sampler`): no row is sorted, and every distribution is sampled right at the first look.
-They compute in float32, with sums of parts in double precision. So a choice can differ from `bough.engines.torch.sampling`,
-which is all in double precision, where the number drawn or a limit lies within about a millionth of a border between two
-tokens, or where a bias or penalty makes two scores equal in float32 that were not. On other devices that module is used.
+On CUDA kernels choose (`kernel_sampler`): no row is sorted. They compute in float32, with sums of parts in double
+precision. So a choice can differ from `bough.engines.sampling`, which is all in double precision and used on other
+devices: where the number drawn or a limit is within about a millionth of a border between two tokens, or where a bias or
+penalty makes two scores equal in float32 that were not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -17,10 +16,12 @@ from torch import Tensor
 
 from bough.engines.torch.sampling import sample
 from bough.errors import EngineError
-from bough.types import Draw, Sampled
+from bough.types import Draw, SampledToken
 
 if TYPE_CHECKING:
     from bough.engines.torch.pooled.sampling.kernel_sampler import KernelSampler
+
+_USUAL_ROWS = 256  # that are sampled together; for more, a larger sampler is made
 
 
 class Choices(Protocol):
@@ -28,67 +29,54 @@ class Choices(Protocol):
 
     @property
     def ids(self) -> Tensor:
-        """The chosen ids [rows], int64, on the device. Valid ids in any case: 0 where a row failed."""
-        ...
+        """The chosen ids [rows], int64, on the device; 0 where a row failed."""
 
-    def read(self) -> list[Sampled]:
-        """Wait for the choices of this batch, without holding the GIL. Raises EngineError if a row failed."""
-        ...
+    def read(self) -> list[SampledToken]:
+        """Wait for the choices of this batch, without holding the GIL. Raise EngineError if a row failed."""
 
 
 class DeviceSampler:
-    """Chooses tokens on one device, for up to `max_rows` rows at a time. All launches have to be on one stream."""
+    """Chooses tokens where the logits of a model are: by kernels on CUDA, else by the host. One stream launches all."""
 
-    def __init__(self, vocab_size: int, max_rows: int, device: torch.device) -> None:
-        self._vocab_size, self.max_rows = vocab_size, max_rows
+    def __init__(self) -> None:
         self._kernels: KernelSampler | None = None
-        if device.type == "cuda":
-            from bough.engines.torch.pooled.sampling.kernel_sampler import KernelSampler  # needs triton
-
-            self._kernels = KernelSampler(vocab_size, max_rows, device)
-
-    def warm_up(self, logits: Tensor) -> None:
-        """Compile the kernels for logits of this type and stride, so that no request has to wait for that."""
-        if self._kernels is not None:
-            self._kernels.warm_up(logits)
 
     def launch(self, logits: Tensor, draws: Sequence[Draw]) -> Choices:
-        """Choose one token for each row of logits [rows, vocabulary], which stay as they are.
+        """Choose one token for each row of logits [rows, vocabulary], at least one, which are not changed.
 
-        On CUDA this gives the work to the current stream and returns at once. What is launched there afterwards may
-        overwrite the logits and may use `Choices.ids`.
+        On CUDA this only launches kernels on the current stream. Later launches there may overwrite the logits and may use
+        `Choices.ids`.
         """
-        assert logits.shape == (len(draws), self._vocab_size) and logits.stride(-1) == 1, (logits.shape, len(draws))
-        assert 0 < len(draws) <= self.max_rows, f"{len(draws)} rows, and there is room for {self.max_rows}"
-        return sample_now(logits, draws) if self._kernels is None else self._kernels.launch(logits, draws)
+        assert logits.shape[0] == len(draws) > 0 and logits.stride(-1) == 1, (logits.shape, len(draws))
+        if not logits.is_cuda:
+            return HostChoices(logits, draws)
+        from bough.engines.torch.pooled.sampling.kernel_sampler import KernelSampler  # needs triton
+
+        with torch.cuda.device(logits.device):
+            if self._kernels is None or len(draws) > self._kernels.max_rows:
+                self._kernels = KernelSampler(logits.shape[1], max(_USUAL_ROWS, len(draws)), logits.device)
+            return self._kernels.launch(logits, draws)
 
 
-@dataclass(frozen=True)
-class ReadyChoices:
-    """Choices that were made at once: the results, or why there are none."""
+class HostChoices:
+    """Choices that the host has made: the results, or an error where a row failed."""
 
-    ids: Tensor
-    results: tuple[Sampled, ...]
-    error: EngineError | None = None
+    def __init__(self, logits: Tensor, draws: Sequence[Draw]) -> None:
+        self._found = [_attempt(row, draw) for row, draw in zip(logits, draws, strict=True)]
+        ids = [each.token_id if isinstance(each, SampledToken) else 0 for each in self._found]
+        self.ids = torch.tensor(ids, device=logits.device)
 
-    def read(self) -> list[Sampled]:
-        if self.error is not None:
-            raise self.error
-        return list(self.results)
+    def read(self) -> list[SampledToken]:
+        results: list[SampledToken] = []
+        for each in self._found:
+            if isinstance(each, EngineError):
+                raise each
+            results.append(each)
+        return results
 
 
-def sample_now(logits: Tensor, draws: Sequence[Draw]) -> ReadyChoices:
-    """Choose without kernels, and wait for the result."""
+def _attempt(row: Tensor, draw: Draw) -> SampledToken | EngineError:
     try:
-        results = sample(list(logits), draws)
+        return sample([row], [draw])[0]
     except EngineError as error:
-        ids = [_choose_or_zero(row, draw) for row, draw in zip(logits, draws, strict=True)]
-        return ReadyChoices(torch.tensor(ids, device=logits.device), (), error)
-    return ReadyChoices(torch.tensor([each.token_id for each in results], device=logits.device), tuple(results))
-
-
-def _choose_or_zero(row: Tensor, draw: Draw) -> int:
-    try:
-        return sample([row], [draw])[0].token_id
-    except EngineError:
-        return 0
+        return error

@@ -1,7 +1,8 @@
 /** The settings of one conversation. They are saved as they are typed; a wrong one keeps the next message from being sent. */
 
 import { html } from "../../vendor/preact-htm.js";
-import { NUMBERS, readSettings } from "../settings.js";
+import { NUMBERS } from "../parameters.js";
+import { readSettings } from "../settings.js";
 import { Dialog, Field } from "./controls.js";
 import { useServices, useStore } from "./services.js";
 

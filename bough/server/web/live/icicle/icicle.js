@@ -22,8 +22,8 @@ const KEYS = {
   "-": ({ stage }) => stage.zoom(1 / STEP),
   0: ({ fit }) => fit(),
   z: ({ box, zoomTo }) => zoomTo(box),
-  p: ({ node, onPin }) => onPin(node),
-  P: ({ node, onPin }) => onPin(node),
+  k: ({ node, onKeep }) => onKeep(node),
+  K: ({ node, onKeep }) => onKeep(node),
   Delete: ({ node, onEvict }) => onEvict(node),
   Escape: ({ fit, onChoose }) => (fit(), onChoose(null)),
 };
@@ -32,7 +32,7 @@ const KEYS = {
  * The canvas with its bar. `tree` is {model, root: RootMirror, resets}; `current` has the keys of the nodes on the branches
  * of the current conversation.
  */
-export function Icicle({ live, tree, version, chosenKey, current, onChoose, onPin, onEvict }) {
+export function Icicle({ live, tree, version, chosenKey, current, onChoose, onKeep, onEvict }) {
   const canvas = useRef(null);
   const stage = useRef(null);
   const ended = useRef(new EndTimes());
@@ -83,7 +83,7 @@ export function Icicle({ live, tree, version, chosenKey, current, onChoose, onPi
     const action = KEYS[event.key];
     if (next) goTo(next);
     else if (action)
-      action({ node: focused.node, box: focused, stage: stage.current, fit, zoomTo, onChoose, onPin, onEvict });
+      action({ node: focused.node, box: focused, stage: stage.current, fit, zoomTo, onChoose, onKeep, onEvict });
     else return;
     event.preventDefault();
   };

@@ -13,7 +13,7 @@ import torch
 
 from bough.engines.shared.pool.plan import PAGE
 from bough.engines.torch.pooled.attention import reference
-from bough.engines.torch.pooled.attention.bucket import Bucket
+from bough.engines.torch.pooled.attention.bucket import StepBucket
 from tests.engines.torch.pooled.attention_case import Case, Choice, run_step, run_tokens
 
 pytest.importorskip("triton")
@@ -32,13 +32,13 @@ A100 = Card(108, 164 * 1024, has_tma=False)
 L4 = Card(58, 100 * 1024, has_tma=False)
 
 
-def by_kernels(bucket: Bucket, *, has_tma: bool = True) -> TritonAttention:
+def by_kernels(bucket: StepBucket, *, has_tma: bool = True) -> TritonAttention:
     """On a GPU as it is; the interpreter plays a small card, on which each program has several units."""
     card = Card(3, 228 * 1024, has_tma=True) if IS_INTERPRETED else Card.of(bucket.device)
     return TritonAttention(bucket, replace(card, has_tma=has_tma and card.has_tma))
 
 
-def without_tma(bucket: Bucket) -> TritonAttention:
+def without_tma(bucket: StepBucket) -> TritonAttention:
     return by_kernels(bucket, has_tma=False)
 
 
@@ -98,7 +98,7 @@ def test_the_rows_of_an_item_may_lie_in_eight_slots(choice: Choice) -> None:
 
 @pytest.mark.parametrize("case", STEPS[:3], ids=str)
 def test_kernels_and_reference_agree_bit_for_bit_on_the_rows_and_closely_on_the_results(case: Case) -> None:
-    def by_reference(bucket: Bucket) -> reference.PlainAttention:
+    def by_reference(bucket: StepBucket) -> reference.PlainAttention:
         return reference.PlainAttention(bucket)
 
     ours, theirs = run_step(here(case), by_kernels, seed=4), run_step(here(case), by_reference, seed=4)
@@ -139,6 +139,6 @@ def test_rows_go_to_their_places_and_come_back_as_by_the_reference(num: int, dim
     ],
 )
 def test_programs_fit_into_shared_memory_together(card: Card, entries: int, dim: int, is_run: bool, tiles: Tiles) -> None:
-    bucket = Bucket(entries, 8, 4, dim, torch.bfloat16, torch.device("cpu"), is_run)
+    bucket = StepBucket(entries, 8, 4, dim, torch.bfloat16, torch.device("cpu"), is_run)
 
     assert choose_tiles(bucket, card) == tiles

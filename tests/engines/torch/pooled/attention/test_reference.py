@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bough.engines.shared.pool.plan import PAGE, PlanShape, make_plan
-from bough.engines.torch.pooled.attention.bucket import Bucket
+from bough.engines.torch.pooled.attention.bucket import StepBucket
 from bough.engines.torch.pooled.attention.buffers import PlanBuffers, gather_rows, write_rows
 from tests.engines.torch.pooled.attention_case import Case, run_step, run_tokens
 
@@ -22,7 +22,7 @@ CASES = [
 ]
 
 
-def by_device(bucket: Bucket) -> None:
+def by_device(bucket: StepBucket) -> None:
     """The buffers choose what computes."""
 
 
@@ -75,7 +75,7 @@ def test_rows_that_are_written_to_places_come_back_from_them() -> None:
 
 
 def test_a_plan_that_a_bucket_cannot_take_is_refused_with_the_numbers() -> None:
-    bucket = Bucket(2, 1, 1, 16, torch.float32, torch.device("cpu"), max_parts=1)
+    bucket = StepBucket(2, 1, 1, 16, torch.float32, torch.device("cpu"), max_parts=1)
     buffers = PlanBuffers(bucket)
     roomy = PlanShape(1, 16, 8, 8, buffers.shape.programs)
 

@@ -21,10 +21,10 @@ from bough.engines.torch.pooled.products.choices import (
     measure_products,
     use_products,
 )
-from bough.engines.torch.pooled.products.linears import Choice, join_products, list_products
+from bough.engines.torch.pooled.products.linears import ProductChoice, join_products, list_products
 
-CUBLAS, LT = Choice(64, "cublas"), Choice(64, "cublaslt")
-OWN, WORSE = Choice(64, "few_rows", (32, 256, 4, 4)), Choice(64, "few_rows", (32, 256, 4, 5))
+CUBLAS, LT = ProductChoice(64, "cublas"), ProductChoice(64, "cublaslt")
+OWN, WORSE = ProductChoice(64, "few_rows", (32, 256, 4, 4)), ProductChoice(64, "few_rows", (32, 256, 4, 5))
 LLAMA_8B = [Shape(n, 4096, "bfloat16") for n in (6144, 4096, 28672, 128256)] + [Shape(4096, 14336, "bfloat16")]
 
 
@@ -69,14 +69,14 @@ def ticking(step_s: float) -> Callable[[], float]:
         ({CUBLAS: 10.0, LT: 9.0, OWN: 8.9}, LT),
     ],
 )
-def test_a_kernel_is_chosen_if_it_is_clearly_faster(times: dict[Choice, float], expected: Choice) -> None:
+def test_a_kernel_is_chosen_if_it_is_clearly_faster(times: dict[ProductChoice, float], expected: ProductChoice) -> None:
     assert choose(times) == expected
 
 
 def test_what_was_best_for_an_8b_llama_is_offered() -> None:
     for shape in LLAMA_8B:
         best = (1, 4096, 4, 1) if shape.k == 4096 else (16, 512, 4, 4)
-        assert Choice(1, "one_row", best) in candidates(shape, 1, has_tma=False)
+        assert ProductChoice(1, "one_row", best) in candidates(shape, 1, has_tma=False)
         assert {(32, 256, 4, 4), (32, 256, 4, 5)} <= {each.tiling for each in candidates(shape, 16, has_tma=True)}
 
 
@@ -113,7 +113,6 @@ def test_after_the_deadline_the_largest_weights_have_been_measured() -> None:
 
     assert dict(table.choices) == {"64x32 bfloat16": "20 cublaslt", "24x16 bfloat16": ""}
     assert table.num_left_out == 3
-    assert table.describe().endswith("0 products by own kernels, 1 by cuBLASLt, 3 not measured in time")
 
 
 def test_a_second_start_does_not_measure_again(tmp_path: Path) -> None:
@@ -125,7 +124,7 @@ def test_a_second_start_does_not_measure_again(tmp_path: Path) -> None:
     assert second == first
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"choices": {"64x32 bfloat16": "many cublas"}, "measured_s": 1, "notes": []}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"choices": {"64x32 bfloat16": "many cublas"}}'])
 def test_a_damaged_file_is_measured_again(tmp_path: Path, text: str) -> None:
     model, bench = make_model(), make_bench(10.0, 5.0)
     first = find_products(tmp_path, model, [20], bench, 100)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from bough.engines.torch.pooled.products.choices import Bench, cuda_bench, measure_products
-from bough.engines.torch.pooled.products.linears import Choice, join_products, multiply, product, write_choices
+from bough.engines.torch.pooled.products.linears import ProductChoice, join_products, multiply, product, write_choices
 
 pytest.importorskip("triton")
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -26,7 +26,7 @@ def require_tma() -> None:
         pytest.skip("needs TMA")
 
 
-def check(rows: int, n: int, k: int, choice: Choice, dtype: torch.dtype, has_bias: bool) -> None:
+def check(rows: int, n: int, k: int, choice: ProductChoice, dtype: torch.dtype, has_bias: bool) -> None:
     torch.manual_seed(0)
     x, weight = (torch.randn(num, k, device=DEVICE).to(dtype) for num in (rows, n))
     bias = torch.randn(n, device=DEVICE).to(dtype) if has_bias else None
@@ -45,7 +45,7 @@ def check(rows: int, n: int, k: int, choice: Choice, dtype: torch.dtype, has_bia
     ("n", "k", "tiling"), [(37, 64, (1, 64, 4, 1)), (50, 200, (2, 256, 4, 1)), (50, 200, (16, 64, 4, 4))]
 )
 def test_one_row(n: int, k: int, tiling: tuple[int, ...], has_bias: bool, dtype: torch.dtype) -> None:
-    check(1, n, k, Choice(1, "one_row", tiling), dtype, has_bias)
+    check(1, n, k, ProductChoice(1, "one_row", tiling), dtype, has_bias)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -53,7 +53,7 @@ def test_one_row(n: int, k: int, tiling: tuple[int, ...], has_bias: bool, dtype:
 @pytest.mark.parametrize(("rows", "n", "k"), [(2, 64, 64), (3, 50, 200), (16, 70, 128)])
 def test_few_rows(rows: int, n: int, k: int, has_bias: bool, dtype: torch.dtype) -> None:
     require_tma()
-    check(rows, n, k, Choice(16, "few_rows", (32, 64, 4, 3)), dtype, has_bias)
+    check(rows, n, k, ProductChoice(16, "few_rows", (32, 64, 4, 3)), dtype, has_bias)
 
 
 def test_the_operator_chooses_by_the_number_of_rows() -> None:
@@ -61,7 +61,11 @@ def test_the_operator_chooses_by_the_number_of_rows() -> None:
     torch.manual_seed(0)
     weight = torch.randn(40, 64, device=DEVICE).half()
     text = write_choices(
-        [Choice(1, "one_row", (1, 64, 4, 1)), Choice(16, "few_rows", (32, 64, 4, 3)), Choice(32, "cublaslt")]
+        [
+            ProductChoice(1, "one_row", (1, 64, 4, 1)),
+            ProductChoice(16, "few_rows", (32, 64, 4, 3)),
+            ProductChoice(32, "cublaslt"),
+        ]
     )
 
     for rows in (1, 2, 16, 17, 33):
@@ -74,7 +78,7 @@ def test_an_input_with_gaps_is_read_where_its_numbers_lie() -> None:
     weight = torch.randn(40, 64, device=DEVICE).half()
     x = torch.randn(1, 1, 128, device=DEVICE).half()[..., ::2]
 
-    y = multiply(x, weight, None, Choice(1, "one_row", (1, 64, 4, 1)))
+    y = multiply(x, weight, None, ProductChoice(1, "one_row", (1, 64, 4, 1)))
 
     torch.testing.assert_close(y.float(), F.linear(x.float(), weight.float()), rtol=0.01, atol=0.05)
 

@@ -11,15 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from bough.engines.torch.pooled.products.linears import (
-    Choice,
     ChosenLinear,
     JoinedLinear,
     LaterLinear,
+    ProductChoice,
     join_products,
     list_products,
     product,
     read_choices,
-    split_products,
     write_choices,
 )
 from tests.tiny_models import CONFIGS, make_model
@@ -90,32 +89,6 @@ def test_joined_products_give_a_models_logits(name: str) -> None:
     assert sum(each.numel() for each in model.parameters()) == num_weights
     torch.testing.assert_close(run(model), expected, rtol=1e-4, atol=1e-5)
     assert all(each.latest.value is None for each in joined_in(model))  # nothing is kept between calls
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt_oss", "qwen3_next"])
-def test_split_products_are_the_layers_that_were_joined(name: str) -> None:
-    model = make_model(name)
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    kinds = [type(each) for each in model.modules()]
-    join_products(model)
-
-    split_products(model)
-
-    assert [type(each) for each in model.modules()] == kinds
-    after = model.state_dict()
-    assert list(after) == list(before)
-    assert all(torch.equal(after[key], before[key]) for key in before)
-
-
-def test_split_weights_are_views_of_the_joined_one() -> None:
-    parent = Parent()
-    join_products(parent)
-    joined = parent.q_proj.joined_weight.data_ptr()
-
-    split_products(parent)
-
-    assert parent.q_proj.weight.data_ptr() == joined
-    assert parent.v_proj.weight.data_ptr() == joined + 16 * WIDTH * 4
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -208,7 +181,11 @@ def test_a_copy_of_a_joined_model_computes_by_its_own_weights() -> None:
 
 
 def test_choices_are_read_as_they_were_written() -> None:
-    choices = [Choice(64, "cublaslt"), Choice(1, "one_row", (1, 4096, 4, 1)), Choice(16, "few_rows", (32, 256, 4, 5))]
+    choices = [
+        ProductChoice(64, "cublaslt"),
+        ProductChoice(1, "one_row", (1, 4096, 4, 1)),
+        ProductChoice(16, "few_rows", (32, 256, 4, 5)),
+    ]
 
     assert read_choices(write_choices(choices)) == (choices[1], choices[2], choices[0])
 
@@ -219,7 +196,7 @@ def test_layers_with_choices_call_one_operator_in_compiled_code() -> None:
     expected = parent(x)
     join_products(parent)
     for module, _, _ in list_products(parent):
-        module.choices = write_choices([Choice(16, "cublas")])
+        module.choices = write_choices([ProductChoice(16, "cublas")])
     graphs = []
 
     def keep(graph: torch.fx.GraphModule, _: Any) -> Any:

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bough.engines.shared.sampling import NONE_ALLOWED, NOT_FINITE
+from bough.engines.sampling import NONE_ALLOWED, NOT_FINITE
 from bough.engines.torch.sampling import sample
 from bough.errors import EngineError
-from bough.types import Draw, Sampled, SamplingParams, TokenCounts
+from bough.types import Draw, SampledToken, SamplingParams, TokenCounts
 from tests import reference_sampler as reference
 from tests.sampling.draws import bits, logs, make_many_draws
 
@@ -58,7 +58,7 @@ def launch(rows: Tensor, draws: Sequence[Draw]) -> Any:
     return KernelSampler(rows.shape[-1], len(draws), rows.device).launch(rows, draws)
 
 
-def choose(device: torch.device, rows: Sequence[Sequence[float]], draws: Sequence[Draw]) -> list[Sampled]:
+def choose(device: torch.device, rows: Sequence[Sequence[float]], draws: Sequence[Draw]) -> list[SampledToken]:
     return launch(torch.tensor(rows, device=device), draws).read()
 
 
@@ -79,6 +79,7 @@ def make_params(chance: random.Random, vocab_size: int) -> SamplingParams:
         frequency_penalty=chance.choice([0.0, 0.125]),
         logprobs=chance.choice([None, None, 0, 3, 20]),
         logit_bias=tuple((token_id, chance.choice([-100.0, 2.5, 4.0])) for token_id in biased),
+        top_n_sigma=chance.choice([0.0, 0.0, 1.0, 2.5]),
     )
 
 
@@ -92,7 +93,7 @@ def make_draw(chance: random.Random, vocab_size: int) -> Draw:
     )
 
 
-def assert_as_defined(rows: Tensor, draws: Sequence[Draw], results: Sequence[Sampled]) -> int:
+def assert_as_defined(rows: Tensor, draws: Sequence[Draw], results: Sequence[SampledToken]) -> int:
     """How many rows could be compared: those that no rounding decides."""
     num_compared = 0
     for values, draw, result in zip(rows.tolist(), draws, results, strict=True):
@@ -119,7 +120,7 @@ def assert_as_defined(rows: Tensor, draws: Sequence[Draw], results: Sequence[Sam
         (7, 16, torch.float32, 2.0),
         (257, 24, torch.bfloat16, 3.0),
         (2048, 6, torch.float16, 0.01),
-        (2049, 6, torch.float16, 1.0),
+        (2049, 12, torch.float16, 1.0),
         (5003, 12, torch.float32, 0.3),
     ],
 )
@@ -163,6 +164,7 @@ def test_the_kernels_choose_what_the_functions_choose(device: torch.device):
 def test_a_large_vocabulary_is_sampled_as_the_functions_sample_it(spread: float):
     rows = torch.randn(64, 128256, generator=torch.Generator().manual_seed(3)).mul(spread).to(torch.bfloat16).cuda()
     limits: list[dict[str, float]] = [{}, {"top_p": 0.9}, {"top_k": 50}, {"top_k": 9000, "top_p": 0.8}, {"min_p": 0.02}]
+    limits += [{"top_n_sigma": 2.0}]
     draws = [
         Draw(SamplingParams(temperature=0.7, **limits[index % len(limits)]), uniform=(index + 0.5) / 64)
         for index in range(64)
@@ -346,7 +348,7 @@ def test_batches_that_were_launched_before_one_is_read_keep_their_own_choices(de
     assert [choices.ids.tolist() for choices in launched] == [[0, 3], [1, 3], [3, 2], [2], [3, 1], [3]]
 
 
-def test_a_warm_up_launches_every_kernel(device: torch.device, monkeypatch: pytest.MonkeyPatch):
+def test_a_draw_that_asks_for_everything_launches_every_kernel(device: torch.device, monkeypatch: pytest.MonkeyPatch):
     from bough.engines.torch.pooled.sampling import kernel_sampler
 
     launched: set[str] = set()
@@ -364,6 +366,8 @@ def test_a_warm_up_launches_every_kernel(device: torch.device, monkeypatch: pyte
 
     for name in kernels:
         monkeypatch.setattr(kernel_sampler.kernels, name, Recorder(name))
-    kernel_sampler.KernelSampler(9, 2, device).warm_up(torch.zeros(2, 9, device=device))
+    params = SamplingParams(temperature=1, top_k=1, top_p=0.5, repeat_penalty=2, logit_bias=((0, 1.0),), logprobs=1)
+    draw = Draw(params, seen=TokenCounts([0]), allowed=b"\1")
+    kernel_sampler.KernelSampler(9, 2, device).launch(torch.zeros(1, 9, device=device), [draw])
 
     assert launched == set(kernels) and len(launched) == 11

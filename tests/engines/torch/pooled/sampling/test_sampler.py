@@ -7,21 +7,19 @@ import math
 import pytest
 import torch
 
-from bough.engines.shared.sampling import NONE_ALLOWED, NOT_FINITE
+from bough.engines.sampling import NONE_ALLOWED, NOT_FINITE
 from bough.engines.torch.pooled.sampling.sampler import DeviceSampler
 from bough.engines.torch.sampling import sample
 from bough.errors import EngineError
 from bough.types import Draw, SamplingParams
 from tests.sampling.draws import make_many_draws
 
-CPU = torch.device("cpu")
-
 
 def test_choices_have_ids_for_the_next_step_and_the_results_of_sampling():
     rows = torch.randn(14, 500, generator=torch.Generator().manual_seed(1)).mul(3).to(torch.bfloat16)
     draws = make_many_draws(len(rows), vocab_size=500)
 
-    choices = DeviceSampler(500, 64, CPU).launch(rows, draws)
+    choices = DeviceSampler().launch(rows, draws)
 
     expected = sample(list(rows), draws)
     assert choices.read() == expected
@@ -29,7 +27,7 @@ def test_choices_have_ids_for_the_next_step_and_the_results_of_sampling():
 
 
 def test_choices_stay_when_the_logits_are_overwritten_and_another_batch_is_launched():
-    sampler = DeviceSampler(3, 2, CPU)
+    sampler = DeviceSampler()
     rows = torch.tensor([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
     first = sampler.launch(rows, [Draw(SamplingParams())] * 2)
     rows.copy_(rows.flip(-1))
@@ -47,7 +45,7 @@ def test_a_failed_row_is_told_when_it_is_read_and_leaves_valid_ids(bad: list[flo
     rows = torch.tensor([[0.0, 1.0, 2.0], bad, [0.0, 2.0, 1.0]])
     draws = [Draw(SamplingParams()), Draw(SamplingParams(), allowed=allowed), Draw(SamplingParams())]
 
-    choices = DeviceSampler(3, 3, CPU).launch(rows, draws)
+    choices = DeviceSampler().launch(rows, draws)
 
     assert choices.ids.tolist() == [2, 0, 1]
     with pytest.raises(EngineError, match=text):

@@ -1,0 +1,1 @@
+"""`python -m benchmarks core`: the tree and the host alone, without a model."""

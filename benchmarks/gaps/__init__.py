@@ -1,0 +1,1 @@
+"""How long answers pause while the server loads, exports, imports, shows its tree, or cannot write."""

@@ -1,0 +1,1 @@
+"""Many requests at once in the library, against clients of a server; and many forks of one chat."""

@@ -1,0 +1,1 @@
+"""`python -m benchmarks quality`: what other weights do to the answers."""

@@ -1,1 +1,0 @@
-"""`bough bench core`: the tree and the host alone, without a model."""

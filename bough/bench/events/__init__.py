@@ -1,1 +1,0 @@
-"""`bough bench events`: what readers of `/api/events` cost those who chat, and what a large tree costs its readers."""

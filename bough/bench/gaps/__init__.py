@@ -1,1 +1,0 @@
-"""`bough bench gaps`: how long answers pause while the server loads, exports, imports, shows its tree, or cannot write."""

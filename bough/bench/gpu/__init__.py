@@ -1,1 +1,0 @@
-"""`bough bench gpu`: what the real scheduler, cache and engine reach on a device, with a model of random weights."""

@@ -1,1 +1,0 @@
-"""`bough bench library`: many requests at once in the library, against clients of a server; and many forks of one chat."""

@@ -1,1 +1,0 @@
-"""`bough bench streams`: many clients that stream from one server, against the same requests inside the process."""

@@ -1,1 +1,0 @@
-"""`bough bench`: the benchmarks. They compare figures within one run, because machines differ."""

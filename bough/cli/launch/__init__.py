@@ -1,1 +1,0 @@
-"""`bough launch`: other tools that use a running server."""

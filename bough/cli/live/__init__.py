@@ -1,1 +1,0 @@
-"""`bough tree --live`: the tree of a running server, drawn as it changes."""

@@ -1,1 +1,0 @@
-"""The memory of a pool, and the lanes and pages in it."""

@@ -1,1 +1,0 @@
-"""Forward passes over static buffers: steps and runs, compiled layers, CUDA graphs."""

@@ -1,1 +1,0 @@
-"""Embeddings of texts, and scores of documents, for all APIs."""
