@@ -234,6 +234,6 @@ test("the tree's pane is told where the answer at each end lies", () => {
   const place = { model: "m", root: "", node: 7, offset: 3 };
   const made = say(chat(), "this", "assistant", "end", { requestId: "r1", place });
   assert.deepEqual(describeEnds(made).ends, [
-    { messageId: made.active, requestId: "r1", model: "m", node: 7, root: "", offset: 3 },
+    { messageId: made.active, isActive: true, requestId: "r1", model: "m", node: 7, root: "", offset: 3 },
   ]);
 });
