@@ -1,8 +1,9 @@
 """An hour of mixed use in a few minutes, and pictures of the page after it: `python -m tests.browser.hour FOLDER`.
 
-Three programs and a person use one server with the default model: an agent with tools over Anthropic's API, a script that asks
-about a long document over OpenAI's, one that classifies short texts over Ollama's, and long and short chats on the page with
-forks, retries and an edit. What the model answers is of no interest here, so answers are short. The tree then has about 60 nodes.
+Three programs and a person use one server with the default model: an agent with tools over Anthropic's API, a script that
+asks about a long document over OpenAI's, one that classifies short texts over Ollama's, and chats on the page, long and
+short, with forks, retries and an edit. What the model answers is of no interest here, so answers are short. The tree then
+has some 90 nodes, and one edge of 6,000 tokens.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from tests.server.servers import running
 
 REQUEST_S = 120
 ANSWER_TOKENS = 14
-DOCUMENT_WORDS = 7_200  # about 8,000 tokens
-WORDS = "the river carries sand past old willows and slow boats toward a harbour where gulls wait for bread".split()
+DOCUMENT_WORDS = 7_200
+SENTENCE = "the river carries sand past old willows and slow boats toward a harbour where gulls wait for bread"
+WORDS = SENTENCE.split()
 REVIEWS = (
     "The boat trip was wonderful.",
     "Cold soup, and nobody cared.",

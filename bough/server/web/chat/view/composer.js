@@ -1,8 +1,12 @@
 /** The field to write in: Enter sends. What was typed stays until it is sent, also after a reload of the tab. */
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../../vendor/preact-htm.js";
+import { MOST_FILE_BYTES, readTextFile, writeMessage } from "../attachments.js";
+import { describeFull, isFull, measureContext } from "../context.js";
 import { findMessage } from "../conversation.js";
-import { Icon } from "./controls.js";
+import { writeCount } from "../figures.js";
+import { LEAVE_OUT } from "../settings.js";
+import { Icon, IconButton } from "./controls.js";
 import { useServices, useStore } from "./services.js";
 
 const MOST_FORKS = 8;
@@ -13,6 +17,7 @@ export function Composer({ conversation, actions, problem }) {
   const { answers, models } = useServices();
   const [text, setText] = useDraft(conversation.id);
   const [count, setCount] = useState(1);
+  const { files, note, add, remove, clear } = useFiles();
   const [isResult, setResult] = useState(true);
   const area = useRef(null);
   const isRunning = conversation.messages.some((each) => each.state === "answering" && answers.isRunning(each.id));
@@ -20,19 +25,35 @@ export function Composer({ conversation, actions, problem }) {
   useLayoutEffect(() => grow(area.current), [text]);
   const calls = findMessage(conversation, conversation.active)?.tool_calls ?? [];
   const tool_name = isResult ? calls[0]?.function.name : undefined;
-  const canSend = text.trim() && !problem && !isActiveRunning(conversation) && model;
+  const whole = writeMessage(text, files);
+  const canSend = whole && !problem && !isActiveRunning(conversation) && model;
   const send = () => {
     if (!canSend) return;
     setText("");
     setCount(1);
-    actions.send({ text, count, tool_name });
+    clear();
+    actions.send({ text: files.length ? whole : text, count, tool_name });
   };
   const onKeyDown = (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     send();
   };
-  return html`<form class="composer" onSubmit=${(event) => event.preventDefault()}>
+  const onPaste = (event) => {
+    if (event.clipboardData.files.length) event.preventDefault();
+    add(event.clipboardData.files);
+  };
+  const onDrop = (event) => {
+    if (!event.dataTransfer.files.length) return;
+    event.preventDefault();
+    add(event.dataTransfer.files);
+  };
+  return html`<form
+    class="composer"
+    onSubmit=${(event) => event.preventDefault()}
+    onDragOver=${(event) => event.dataTransfer.types.includes("Files") && event.preventDefault()}
+    onDrop=${onDrop}
+  >
     ${problem && html`<p class="problem">${problem}</p>`}
     ${
       calls.length > 0 &&
@@ -41,6 +62,8 @@ export function Composer({ conversation, actions, problem }) {
         ${`This is the result of ${calls[0].function.name}`}
       </label>`
     }
+    ${note && html`<p class="problem" role="alert">${note}</p>`}
+    ${files.length > 0 && html`<${Files} files=${files} onRemove=${remove} />`}
     <div class="composer-box">
       <textarea
         ref=${area}
@@ -51,8 +74,10 @@ export function Composer({ conversation, actions, problem }) {
         value=${text}
         onInput=${(event) => setText(event.target.value)}
         onKeyDown=${onKeyDown}
+        onPaste=${onPaste}
       ></textarea>
       <div class="composer-buttons">
+        <${FileButton} onFiles=${add} />
         <select
           class="small"
           aria-label="Number of answers"
@@ -80,7 +105,85 @@ export function Composer({ conversation, actions, problem }) {
         </button>
       </div>
     </div>
+    <${ContextMeter} ...${{ conversation, draft: whole, actions }} />
   </form>`;
+}
+
+/** How much of the model's context is used; and before the next turn does not fit, what is to be done then. */
+function ContextMeter({ conversation, draft, actions }) {
+  const { live, models } = useServices();
+  const name = models.nameFor(conversation);
+  useStore(live, () => live.models);
+  const context = useStore(models, () => models.contextOf(name));
+  if (!context) return null;
+  const measured = measureContext(conversation, draft, context);
+  const { settings } = conversation;
+  const leavesOut = settings.full === LEAVE_OUT;
+  const used = measured.used + measured.coming;
+  return html`<div class="context">
+    <span class="context-bar" aria-hidden="true">
+      <span class=${isFull(measured) ? "is-full" : ""} style=${{ width: `${Math.min(100, (100 * used) / context)}%` }}></span>
+    </span>
+    <span>${writeCount(used)} of ${writeCount(context)} tokens</span>
+    ${
+      isFull(measured) &&
+      html`<p class="context-full" role="status">
+        ${describeFull(measured, leavesOut)}
+        ${
+          !leavesOut &&
+          html`<button type="button" class="small" onClick=${() => actions.setSettings({ ...settings, full: LEAVE_OUT })}>
+            Leave the oldest messages out
+          </button>`
+        }
+      </p>`
+    }
+  </div>`;
+}
+
+/** Files that go with the next message. What cannot be taken is told as `note`. */
+function useFiles() {
+  const [files, setFiles] = useState([]);
+  const [note, setNote] = useState("");
+  const add = async (list) => {
+    const problems = [];
+    for (const each of list) {
+      try {
+        const file = await readTextFile(each);
+        setFiles((known) => [...known, file]);
+      } catch (error) {
+        problems.push(error.message);
+      }
+    }
+    setNote(problems.join("; "));
+  };
+  const remove = (file) => setFiles((known) => known.filter((each) => each !== file));
+  const clear = () => (setFiles([]), setNote(""));
+  return { files, note, add, remove, clear };
+}
+
+function Files({ files, onRemove }) {
+  return html`<ul class="files" aria-label="Files of this message">
+    ${files.map(
+      (file, number) => html`<li key=${number}>
+        <bdi>${file.name}</bdi>
+        <span class="hint">${writeCount(file.text.length)} characters</span>
+        <${IconButton} icon="close" label=${`Leave ${file.name} out`} onClick=${() => onRemove(file)} />
+      </li>`,
+    )}
+  </ul>`;
+}
+
+function FileButton({ onFiles }) {
+  const input = useRef(null);
+  const label = `Add text files, of at most ${MOST_FILE_BYTES / 1000} kB each`;
+  const choose = (event) => {
+    onFiles([...event.target.files]);
+    event.target.value = "";
+  };
+  return html`
+    <${IconButton} icon="clip" label=${label} onClick=${() => input.current.click()} />
+    <input ref=${input} type="file" multiple class="offscreen" tabindex="-1" aria-label="Text files to add" onChange=${choose} />
+  `;
 }
 
 /** Nothing can follow an answer that is not complete. */

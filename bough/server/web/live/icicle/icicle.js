@@ -117,7 +117,7 @@ export function Icicle({ live, tree, version, chosenKey, current, active, onChoo
       <${HiddenItems} focused=${focused} layout=${layout} chosenKey=${chosenKey} />
       <${Tooltip} hover=${hover} size=${stage.current?.size} />
     </div>
-    <p class="icicle-note">${isFocused && focused ? describeNode(focused.node) : describeCounts(counts, layout, isPartial)}</p>
+    <p class="icicle-note">${isFocused && focused ? describeNode(focused.node) : describeCounts(counts, layout, { isPartial, isEmpty: choice === "conversation" && !isPartial })}</p>
   </section>`;
 }
 
@@ -164,12 +164,13 @@ function pathOf(box) {
   return path;
 }
 
-function describeCounts({ numShown, numMerged }, layout, isPartial) {
+function describeCounts({ numShown, numMerged }, layout, { isPartial, isEmpty }) {
   const total = layout?.numNodes ?? 0;
   const all = total === 1 ? "1 node" : `${formatCount(total)} nodes`;
   if (numMerged > 0) return `Showing the ${formatCount(numShown)} largest of ${all}. Zoom in to see the others.`;
   if (isPartial && numShown < total) return `${formatCount(numShown)} of ${all}: this conversation, and where others leave it`;
-  return numShown < total ? `${formatCount(numShown)} of ${all} in view` : all;
+  if (numShown < total) return `${formatCount(numShown)} of ${all} in view`;
+  return isEmpty ? `${all}, none of them of this conversation yet` : all;
 }
 
 /** What is drawn: this conversation with what leaves it, or everything. Kept in this browser. */

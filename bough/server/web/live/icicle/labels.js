@@ -60,15 +60,6 @@ export function shorten(text, most) {
   return characters.length > most ? `${characters.slice(0, most - 1).join("")}…` : text;
 }
 
-const UNITS = ["bytes", "kB", "MB", "GB", "TB"];
-
-/** Bytes with a unit (powers of 1,024), such as "3.1 MB". */
-export function formatBytes(bytes) {
-  const power = bytes > 0 ? Math.min(UNITS.length - 1, Math.floor(Math.log2(bytes) / 10)) : 0;
-  const value = bytes / 1024 ** power;
-  return `${power > 0 && value < 100 ? value.toFixed(1) : Math.round(value)} ${UNITS[power]}`;
-}
-
 /** A number with separators of thousands. */
 export function formatCount(number) {
   return number.toLocaleString("en");
