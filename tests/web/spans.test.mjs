@@ -29,7 +29,8 @@ test("an edge has a span for each message, and what an earlier edge has begun go
     [20, 50, "assistant", "An answer."],
   ]);
   assert.equal(lastRole([edge], "user"), "assistant");
-  assert.deepEqual(told(spansOf([node(1, null, 0, 9)], "")), [[0, 9, "", ""]]);
+  const bare = node(2, 1, 0, 9, { text: " so it is.<|im_end|>\n" });
+  assert.deepEqual(told(spansOf([bare], "assistant")), [[0, 9, "assistant", " so it is."]]);
 });
 
 test("marks of messages, of under four tokens, belong to the span beside them", () => {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bough.models.tokenizer import Tokenizer
 
@@ -41,24 +42,27 @@ class MessageFinder:
             index: _name_of(tokenizer.token_bytes(index).decode("utf-8", "replace")) for index in tokenizer.special_ids
         }
         self._names = {index: name for index, name in names.items() if name in _OPENERS or name in _ROLES}
-        self._markers = np.array(list(self._names), dtype=np.int32)
+        self._is_marker = np.zeros(max(self._names, default=0) + 2, dtype=bool)  # by id; the last is for any other
+        self._is_marker[list(self._names)] = True
 
     def find(self, edge: bytes) -> list[EdgeMessage]:
-        """The messages in an edge of packed ids. Costs a scan of it, and the text of few tokens."""
-        ids = np.frombuffer(edge, dtype=np.int32)
-        starts = np.flatnonzero(np.isin(ids, self._markers)).tolist()
+        """The messages in an edge of packed ids; none if no message begins in it. Costs a scan, and the text of few tokens."""
+        ids, other = np.frombuffer(edge, dtype=np.int32), len(self._is_marker) - 1
+        starts = np.flatnonzero(self._is_marker[np.where((ids < 0) | (ids > other), other, ids)]).tolist()
+        if not starts:
+            return []
         if len(starts) > 2 * MOST_AT_EACH_END:
             starts = [*starts[:MOST_AT_EACH_END], *starts[-MOST_AT_EACH_END:]]
-        begun = [] if starts[:1] == [0] else [(0, None, self._read_words(ids)[:_WORDS_CHARACTERS])]
+        begun = [] if starts[0] == 0 else [(0, None, self._read_words(ids)[:_WORDS_CHARACTERS])]
         return [*begun, *(self._read(ids, start) for start in starts)]
 
-    def _read_words(self, ids: np.ndarray) -> str:
+    def _read_words(self, ids: NDArray[np.int32]) -> str:
         """The text of the first tokens, up to the next message."""
-        said = ids[: _HEADER_TOKENS + _WORDS_TOKENS].tolist()
+        said = [index for index in ids[: _HEADER_TOKENS + _WORDS_TOKENS].tolist() if index >= 0]  # below 0 is no text
         end = next((at for at, index in enumerate(said) if index in self._names), len(said))
         return self._tokenizer.decode(said[:end])
 
-    def _read(self, ids: np.ndarray, start: int) -> EdgeMessage:
+    def _read(self, ids: NDArray[np.int32], start: int) -> EdgeMessage:
         name, text = self._names[int(ids[start])], self._read_words(ids[start + 1 :]).lstrip()
         if name in _OPENERS:
             found = re.match(r"[A-Za-z_]+", text)

@@ -34,7 +34,7 @@ def find(tokenizer: Tokenizer, text: str) -> list[EdgeMessage]:
         ("[INST] What? [/INST] That.", [("user", "What?"), ("assistant", "That.")]),
         ("<|im_start|>user\n<tool_response>\n4", [("tool", "<tool_response>\n4")]),
         ("Yes.<|im_end|>\n<|im_start|>user\nWhy?", [(None, "Yes.\n"), ("user", "Why?")]),
-        ("a text of no chat", [(None, "a text of no chat")]),
+        ("a text of no chat", []),
     ],
 )
 def test_messages_are_found_by_the_special_tokens_of_templates(
@@ -57,3 +57,9 @@ def test_of_many_messages_the_first_and_the_last_are_listed(tokenizer: Tokenizer
 
     expected = [*range(MOST_AT_EACH_END), *range(100 - MOST_AT_EACH_END, 100)]
     assert [words for _, _, words in found] == [str(number) for number in expected]
+
+
+def test_places_that_are_no_text_are_passed_over(tokenizer: Tokenizer) -> None:
+    ids = [-7, *tokenizer.encode("<|user|>What?"), -9]
+
+    assert MessageFinder(tokenizer).find(array("i", ids).tobytes())[1][:2] == (1, "user")

@@ -11,6 +11,7 @@ const MOST_SPANS = 5;
 const KEPT_FIRST = 2;
 const KEPT_LAST = 2;
 
+const SPECIAL = /<\|\w+\|>\s*/g;
 const ROLE_WORD = /^(system|user|assistant|tool)\b\s*/;
 
 /** The spans of an edge, or of several that follow each other. `before`: the role of the text before them. */
@@ -28,8 +29,8 @@ export function lastRole(nodes, before) {
 
 function readMessages(nodes, before) {
   const spans = [];
-  for (const { start, end, messages } of nodes) {
-    const known = messages.length ? messages : [[start, null, ""]];
+  for (const { start, end, messages, text: whole } of nodes) {
+    const known = messages.length ? messages : [[start, null, whole.replace(SPECIAL, "")]];
     known.forEach(([offset, role, text], at) => {
       const last = spans.at(-1);
       const span = { start: offset, end: known[at + 1]?.[0] ?? end, role, text, isGap: false, isContinued: false };
