@@ -11,14 +11,22 @@ import { readDefaults } from "../../bough/server/web/chat/models.js";
 function talk(settings, ...said) {
   return said.reduce(
     (conversation, [role, content, figures]) =>
-      addMessage(conversation, createMessage({ parent: conversation.active, role, content, now: 1, ...(figures ? { figures } : {}) })),
+      addMessage(
+        conversation,
+        createMessage({ parent: conversation.active, role, content, now: 1, ...(figures ? { figures } : {}) }),
+      ),
     createConversation({ settings, now: 1 }),
   );
 }
 
 test("the used context is what the server has counted, and an estimate of what came since and is being written", () => {
   const figures = { prompt_tokens: 150, completion_tokens: 50 };
-  const conversation = talk({}, ["user", "x".repeat(300)], ["assistant", "y".repeat(100), figures], ["user", "z".repeat(20)]);
+  const conversation = talk(
+    {},
+    ["user", "x".repeat(300)],
+    ["assistant", "y".repeat(100), figures],
+    ["user", "z".repeat(20)],
+  );
 
   const measured = measureContext(conversation, "w".repeat(10), 8192);
 
@@ -33,7 +41,10 @@ test("the next turn does not fit when the conversation and the limit of the answ
   assert.equal(isFull(measure("250")), false);
   assert.equal(isFull(measure("251")), true);
   assert.equal(measure("").answer, 125);
-  assert.match(describeFull(measure("300"), true), /^About 750 tokens .* answer of 300 are more than the 1,000 .*left out/);
+  assert.match(
+    describeFull(measure("300"), true),
+    /^About 750 tokens .* answer of 300 are more than the 1,000 .*left out/,
+  );
 });
 
 test("files are written below what was said, between fences that they do not have", () => {

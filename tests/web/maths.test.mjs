@@ -16,7 +16,8 @@ test("formulas are read between dollars and between brackets with a backslash", 
 });
 
 test("prices, escaped dollars and code are no formulas", () => {
-  for (const text of ["from $5 to $10", "$5-$10", "$ a $", "\\$a\\$", "a $ alone"]) assert.ok(!/[{}]/.test(render(text)), text);
+  for (const text of ["from $5 to $10", "$5-$10", "$ a $", "\\$a\\$", "a $ alone"])
+    assert.ok(!/[{}]/.test(render(text)), text);
   assert.equal(render("`$a$`"), "<code>$a$</code>");
 });
 

@@ -44,9 +44,22 @@ test("marks of messages, of under four tokens, belong to the span beside them", 
 });
 
 test("a label says who speaks, and of what goes on with an earlier edge only the words", () => {
-  const spans = spansOf([node(1, null, 9, 90, { messages: [[9, null, ", if the winter\n"], [30, "assistant", "Then\nwait."]] })], "user");
+  const spans = spansOf(
+    [
+      node(1, null, 9, 90, {
+        messages: [
+          [9, null, ", if the winter\n"],
+          [30, "assistant", "Then\nwait."],
+        ],
+      }),
+    ],
+    "user",
+  );
 
-  assert.deepEqual(spans.map((span) => labelSpan(span, false)), ["… , if the winter", "Answer: Then⏎wait."]);
+  assert.deepEqual(
+    spans.map((span) => labelSpan(span, false)),
+    ["… , if the winter", "Answer: Then⏎wait."],
+  );
 });
 
 test("a role that was cut from its mark is read where the text goes on", () => {
@@ -74,7 +87,10 @@ test("of an edge with many messages the first and the last are drawn, and a gap 
 });
 
 test("a very long edge is as high as one of the longest drawn, and says how long it is", () => {
-  const root = makeRoot(node(1, null, 0, 8167, { messages: [[0, "system", "Answer from this"]] }), node(2, 1, 8167, 8190));
+  const root = makeRoot(
+    node(1, null, 0, 8167, { messages: [[0, "system", "Answer from this"]] }),
+    node(2, 1, 8167, 8190),
+  );
   const { byId } = layoutTree(root);
   const [long, short] = [byId.get(1), byId.get(2)];
 
@@ -93,7 +109,10 @@ test("an edge of under four tokens is drawn as the beginning of those after it",
   );
   const layout = layoutTree(root);
 
-  assert.deepEqual(layout.boxes.map((box) => box.id), [3, 4]);
+  assert.deepEqual(
+    layout.boxes.map((box) => box.id),
+    [3, 4],
+  );
   assert.equal(layout.numNodes, 4);
   assert.equal(layout.byId.get(1), layout.byId.get(3));
   assert.deepEqual(told(layout.byId.get(4).spans), [[0, 30, "system", "You are a librarian."]]);
@@ -103,8 +122,14 @@ test("a leaf of under four tokens keeps its box, and so does a tiny edge with a 
   const root = makeRoot(node(1, null, 0, 3), node(2, 1, 3, 5), node(3, 1, 3, 30));
   const ghost = { id: "r", node: 1, offset: 3, tokens: 9 };
 
-  assert.deepEqual(layoutTree(root).boxes.map((box) => box.id), [2, 3]);
-  assert.deepEqual(layoutTree(root, [ghost]).boxes.map((box) => box.id), [1, 2, 3, "r"]);
+  assert.deepEqual(
+    layoutTree(root).boxes.map((box) => box.id),
+    [2, 3],
+  );
+  assert.deepEqual(
+    layoutTree(root, [ghost]).boxes.map((box) => box.id),
+    [1, 2, 3, "r"],
+  );
 });
 
 /** A prefix that 9 branches continue, each of two nodes; the first is used last. */
@@ -119,7 +144,10 @@ function makeWide() {
 test("beside what is shown, each fork has the two branches that were used last, and the rest as one box", () => {
   const layout = layoutTree(makeWide(), [], { keys: new Set([1, 15, 25]), active: new Set([1, 15, 25]) });
 
-  assert.deepEqual(layout.boxes.map((box) => box.id), [1, 10, 11, 15, 25, "rest-1"]);
+  assert.deepEqual(
+    layout.boxes.map((box) => box.id),
+    [1, 10, 11, 15, 25, "rest-1"],
+  );
   assert.equal(layout.numNodes, 19);
   assert.deepEqual([layout.byId.get(10).hidden, layout.byId.get(10).isBeside], [1, true]);
   assert.deepEqual(layout.byId.get("rest-1").rest, { branches: 6, nodes: 12 });

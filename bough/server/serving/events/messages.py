@@ -46,7 +46,7 @@ class MessageFinder:
         self._is_marker[list(self._names)] = True
 
     def find(self, edge: bytes) -> list[EdgeMessage]:
-        """The messages in an edge of packed ids; none if no message begins in it. Costs a scan, and the text of few tokens."""
+        """The messages in an edge of packed ids; none if no message begins in it. Costs a scan and few words."""
         ids, other = np.frombuffer(edge, dtype=np.int32), len(self._is_marker) - 1
         starts = np.flatnonzero(self._is_marker[np.where((ids < 0) | (ids > other), other, ids)]).tolist()
         if not starts:

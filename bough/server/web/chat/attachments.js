@@ -5,7 +5,9 @@ export const MOST_FILE_BYTES = 256_000;
 /** The text of a file: {name, text}. Throws Error if it is too large, or is no text. */
 export async function readTextFile(file) {
   if (file.size > MOST_FILE_BYTES)
-    throw new Error(`${file.name} has ${Math.ceil(file.size / 1000)} kB, and at most ${MOST_FILE_BYTES / 1000} kB are taken`);
+    throw new Error(
+      `${file.name} has ${Math.ceil(file.size / 1000)} kB, and at most ${MOST_FILE_BYTES / 1000} kB are taken`,
+    );
   const bytes = new Uint8Array(await file.arrayBuffer());
   try {
     if (bytes.includes(0)) throw new Error("a byte of zero");

@@ -36,7 +36,9 @@ export function describeFull({ used, coming, answer, context }, leavesOut) {
 
 function charactersPerToken(path, tokens) {
   const characters = countCharacters(path);
-  return tokens && characters ? Math.max(FEWEST_CHARACTERS, Math.min(USUAL_CHARACTERS, characters / tokens)) : USUAL_CHARACTERS;
+  return tokens && characters
+    ? Math.max(FEWEST_CHARACTERS, Math.min(USUAL_CHARACTERS, characters / tokens))
+    : USUAL_CHARACTERS;
 }
 
 function countCharacters(messages) {

@@ -174,7 +174,9 @@ function repeatQuestion(conversation, parent, question, now) {
 export function titleOf(conversation) {
   if (conversation.title) return conversation.title;
   const said = conversation.messages.find((message) => message.role === "user")?.content ?? "";
-  const [paragraph] = dropMarkdown(said).trim().split(/\n\s*\n/);
+  const [paragraph] = dropMarkdown(said)
+    .trim()
+    .split(/\n\s*\n/);
   const line = paragraph.replace(/\s+/g, " ");
   if (!line) return "New conversation";
   const characters = Array.from(line);

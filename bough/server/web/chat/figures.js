@@ -80,7 +80,8 @@ function describeSaving(first_s, without_s, cached_tokens) {
 /** What the model was not given to read; "" if it was given everything. */
 export function describeLeftOut({ messages_left_out = 0 }) {
   if (!messages_left_out) return "";
-  const what = messages_left_out === 1 ? "The oldest message was" : `The ${writeCount(messages_left_out)} oldest messages were`;
+  const what =
+    messages_left_out === 1 ? "The oldest message was" : `The ${writeCount(messages_left_out)} oldest messages were`;
   return `${what} left out: the chat is longer than the context.`;
 }
 

@@ -47,7 +47,8 @@ rules.table_open = () => '<div class="table-box" tabindex="0"><table>';
 rules.table_close = () => "</table></div>";
 
 addMaths(markdown, (source, isBlock) => {
-  const written = renderFormula(source, isBlock) ?? `<code class="${MISSING}">${markdown.utils.escapeHtml(source)}</code>`;
+  const written =
+    renderFormula(source, isBlock) ?? `<code class="${MISSING}">${markdown.utils.escapeHtml(source)}</code>`;
   return isBlock ? `<span class="formula" tabindex="0">${written}</span>` : written;
 });
 

@@ -136,7 +136,11 @@ export class Models {
     try {
       const shown = await this._access.requestJson("/api/show", { body: { model: name } });
       const contextTokens = shown.model_info[`${shown.details.family}.context_length`] ?? null;
-      this._details.set(name, { capabilities: shown.capabilities, contextTokens, defaults: readDefaults(shown.parameters) });
+      this._details.set(name, {
+        capabilities: shown.capabilities,
+        contextTokens,
+        defaults: readDefaults(shown.parameters),
+      });
       this._tell();
     } catch {
       this._details.delete(name); // it is asked again when somebody looks again

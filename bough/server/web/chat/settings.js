@@ -53,7 +53,8 @@ function readNumber(text, { label, least, most, isAbove, isWhole }) {
   const value = Number(typed);
   if (!Number.isFinite(value)) throw new Error(`${label} is “${typed}”, which is not a number`);
   if (isWhole && !Number.isSafeInteger(value)) throw new Error(`${label} is ${typed}, and must be a whole number`);
-  const isInRange = (least === null || value > least || (value === least && !isAbove)) && (most === null || value <= most);
+  const isInRange =
+    (least === null || value > least || (value === least && !isAbove)) && (most === null || value <= most);
   const range = most === null ? `${isAbove ? "above" : "at least"} ${least}` : `from ${least} to ${most}`;
   if (!isInRange) throw new Error(`${label} is ${typed}, and must be ${range}`);
   return value;

@@ -144,7 +144,10 @@ const TEXTURES = { host: "in host memory", disk: "on disk" };
 /** `tiers`: those of the nodes. A texture is listed if it is drawn. */
 function Legend({ tiers }) {
   return html`<ul class="legend" aria-label="Legend">
-    ${Object.entries(ROLES).map(([role, name]) => html`<li key=${role}><span class=${`legend-role is-${role}`} aria-hidden="true"></span>${name}</li>`)}
+    ${Object.entries(ROLES).map(
+      ([role, name]) =>
+        html`<li key=${role}><span class=${`legend-role is-${role}`} aria-hidden="true"></span>${name}</li>`,
+    )}
     <li><span class="legend-lane" aria-hidden="true"></span>in use</li>
     <li><span class="legend-ghost" aria-hidden="true"></span>computing</li>
     <li><span class="legend-current" aria-hidden="true"></span>this conversation</li>
@@ -152,7 +155,10 @@ function Legend({ tiers }) {
     <li><span class="legend-pin" aria-hidden="true"></span>kept</li>
     ${Object.entries(TEXTURES)
       .filter(([tier]) => tiers.has(tier))
-      .map(([tier, name]) => html`<li key=${tier}><span class=${`legend-tier is-${tier}`} aria-hidden="true"></span>${name}</li>`)}
+      .map(
+        ([tier, name]) =>
+          html`<li key=${tier}><span class=${`legend-tier is-${tier}`} aria-hidden="true"></span>${name}</li>`,
+      )}
   </ul>`;
 }
 

@@ -1,12 +1,11 @@
 /** The field to write in: Enter sends. What was typed stays until it is sent, also after a reload of the tab. */
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../../vendor/preact-htm.js";
-import { MOST_FILE_BYTES, readTextFile, writeMessage } from "../attachments.js";
-import { describeFull, isFull, measureContext } from "../context.js";
+import { writeMessage } from "../attachments.js";
 import { findMessage } from "../conversation.js";
-import { writeCount } from "../figures.js";
-import { LEAVE_OUT } from "../settings.js";
-import { Icon, IconButton } from "./controls.js";
+import { ContextMeter } from "./context_meter.js";
+import { Icon } from "./controls.js";
+import { FileButton, FileList, useFiles } from "./files.js";
 import { useServices, useStore } from "./services.js";
 
 const MOST_FORKS = 8;
@@ -63,7 +62,7 @@ export function Composer({ conversation, actions, problem }) {
       </label>`
     }
     ${note && html`<p class="problem" role="alert">${note}</p>`}
-    ${files.length > 0 && html`<${Files} files=${files} onRemove=${remove} />`}
+    ${files.length > 0 && html`<${FileList} files=${files} onRemove=${remove} />`}
     <div class="composer-box">
       <textarea
         ref=${area}
@@ -107,83 +106,6 @@ export function Composer({ conversation, actions, problem }) {
     </div>
     <${ContextMeter} ...${{ conversation, draft: whole, actions }} />
   </form>`;
-}
-
-/** How much of the model's context is used; and before the next turn does not fit, what is to be done then. */
-function ContextMeter({ conversation, draft, actions }) {
-  const { live, models } = useServices();
-  const name = models.nameFor(conversation);
-  useStore(live, () => live.models);
-  const context = useStore(models, () => models.contextOf(name));
-  if (!context) return null;
-  const measured = measureContext(conversation, draft, context);
-  const { settings } = conversation;
-  const leavesOut = settings.full === LEAVE_OUT;
-  const used = measured.used + measured.coming;
-  return html`<div class="context">
-    <span class="context-bar" aria-hidden="true">
-      <span class=${isFull(measured) ? "is-full" : ""} style=${{ width: `${Math.min(100, (100 * used) / context)}%` }}></span>
-    </span>
-    <span>${writeCount(used)} of ${writeCount(context)} tokens</span>
-    ${
-      isFull(measured) &&
-      html`<p class="context-full" role="status">
-        ${describeFull(measured, leavesOut)}
-        ${
-          !leavesOut &&
-          html`<button type="button" class="small" onClick=${() => actions.setSettings({ ...settings, full: LEAVE_OUT })}>
-            Leave the oldest messages out
-          </button>`
-        }
-      </p>`
-    }
-  </div>`;
-}
-
-/** Files that go with the next message. What cannot be taken is told as `note`. */
-function useFiles() {
-  const [files, setFiles] = useState([]);
-  const [note, setNote] = useState("");
-  const add = async (list) => {
-    const problems = [];
-    for (const each of list) {
-      try {
-        const file = await readTextFile(each);
-        setFiles((known) => [...known, file]);
-      } catch (error) {
-        problems.push(error.message);
-      }
-    }
-    setNote(problems.join("; "));
-  };
-  const remove = (file) => setFiles((known) => known.filter((each) => each !== file));
-  const clear = () => (setFiles([]), setNote(""));
-  return { files, note, add, remove, clear };
-}
-
-function Files({ files, onRemove }) {
-  return html`<ul class="files" aria-label="Files of this message">
-    ${files.map(
-      (file, number) => html`<li key=${number}>
-        <bdi>${file.name}</bdi>
-        <span class="hint">${writeCount(file.text.length)} characters</span>
-        <${IconButton} icon="close" label=${`Leave ${file.name} out`} onClick=${() => onRemove(file)} />
-      </li>`,
-    )}
-  </ul>`;
-}
-
-function FileButton({ onFiles }) {
-  const input = useRef(null);
-  const label = `Add text files, of at most ${MOST_FILE_BYTES / 1000} kB each`;
-  const choose = (event) => {
-    onFiles([...event.target.files]);
-    event.target.value = "";
-  };
-  return html`
-    <${IconButton} icon="clip" label=${label} onClick=${() => input.current.click()} />
-    <input ref=${input} type="file" multiple class="offscreen" tabindex="-1" aria-label="Text files to add" onChange=${choose} />
-  `;
 }
 
 /** Nothing can follow an answer that is not complete. */

@@ -46,7 +46,11 @@ class Block extends Component {
     if (!text) return null;
     const rendered = renderBlock(text, isComplete);
     if (rendered === null) return html`<div class="block plain" dir="auto">${text}</div>`;
-    if (lacksMaths(rendered)) loadMaths().then(() => this.forceUpdate(), () => {}); // else its source stays
+    if (lacksMaths(rendered))
+      loadMaths().then(
+        () => this.forceUpdate(),
+        () => {},
+      ); // else its source stays
     return html`<div class="block" dir="auto" dangerouslySetInnerHTML=${{ __html: rendered }} />`;
   }
 }

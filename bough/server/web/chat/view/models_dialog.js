@@ -21,7 +21,9 @@ export function ModelsDialog({ onClose }) {
     <ul class="models">
       ${models.list
         .filter(isMain)
-        .map((model) => html`<${Model} key=${model.name} model=${model} aliases=${aliasesOf(model)} models=${models} />`)}
+        .map(
+          (model) => html`<${Model} key=${model.name} model=${model} aliases=${aliasesOf(model)} models=${models} />`,
+        )}
       ${!models.list.length && html`<li class="hint">There is no model yet.</li>`}
     </ul>
     <h3>Download</h3>
@@ -65,10 +67,11 @@ function Model({ model, aliases, models }) {
       aliases.length > 0 &&
       html`<ul class="aliases" aria-label=${`Other names of ${model.name}`}>
         ${aliases.map(
-          ({ name }) => html`<li key=${name}>
-            <span class="model-name">${name}</span>
-            <${DeleteButton} name=${name} onDelete=${() => act(() => models.remove(name))} />
-          </li>`,
+          ({ name }) =>
+            html`<li key=${name}>
+              <span class="model-name">${name}</span>
+              <${DeleteButton} name=${name} onDelete=${() => act(() => models.remove(name))} />
+            </li>`,
         )}
       </ul>`
     }
@@ -93,7 +96,13 @@ function Catalogue({ models }) {
         The server's machine has ${writeBytes(models.memoryBytes)} of memory. What a model needs there is an estimate.
       </caption>
       <thead>
-        <tr><th>Name</th><th>Download</th><th>Memory</th><th>Licence</th><th><span class="offscreen">Get it</span></th></tr>
+        <tr>
+          <th>Name</th>
+          <th>Download</th>
+          <th>Memory</th>
+          <th>Licence</th>
+          <th><span class="offscreen">Get it</span></th>
+        </tr>
       </thead>
       <tbody>
         ${models.catalogue.map((each) => html`<${CatalogueRow} key=${each.name} model=${each} models=${models} />`)}
@@ -115,7 +124,13 @@ function CatalogueRow({ model, models }) {
       ${
         isHere
           ? html`<span class="badge">here</span>`
-          : html`<button type="button" class="small" disabled=${isPulled} aria-label=${`Download ${name}`} onClick=${() => models.pull(name)}>
+          : html`<button
+              type="button"
+              class="small"
+              disabled=${isPulled}
+              aria-label=${`Download ${name}`}
+              onClick=${() => models.pull(name)}
+            >
               Download
             </button>`
       }

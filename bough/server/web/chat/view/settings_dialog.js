@@ -67,12 +67,22 @@ export function SettingsDialog({ conversation, actions, onClose }) {
       settings.format === "schema" &&
       html`<${Field} label="JSON schema" problem=${problems.schema}>
         ${(attributes) =>
-          html`<${JsonArea} placeholder=${SCHEMA_EXAMPLE} value=${settings.schema} onInput=${set("schema")} ...${attributes} />`}
+          html`<${JsonArea}
+            placeholder=${SCHEMA_EXAMPLE}
+            value=${settings.schema}
+            onInput=${set("schema")}
+            ...${attributes}
+          />`}
       <//>`
     }
     <${Field} label="Tools" problem=${problems.tools} hint=${describeTools(capabilities, name)}>
       ${(attributes) =>
-        html`<${JsonArea} placeholder=${TOOLS_EXAMPLE} value=${settings.tools} onInput=${set("tools")} ...${attributes} />`}
+        html`<${JsonArea}
+          placeholder=${TOOLS_EXAMPLE}
+          value=${settings.tools}
+          onInput=${set("tools")}
+          ...${attributes}
+        />`}
     <//>
     <div class="row">
       <button type="button" onClick=${() => actions.setSettings({})}>Clear all</button>

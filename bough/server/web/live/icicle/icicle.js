@@ -175,7 +175,10 @@ function describeCounts({ numShown, numMerged }, layout, { isPartial, isEmpty })
 
 /** What is drawn: this conversation with what leaves it, or everything. Kept in this browser. */
 function useShownChoice() {
-  const [choice, setChoice] = useState(() => (localStorage.getItem(SHOWN_NAME) in CHOICES ? localStorage.getItem(SHOWN_NAME) : "conversation"));
+  const [choice, setChoice] = useState(() => {
+    const stored = localStorage.getItem(SHOWN_NAME);
+    return stored in CHOICES ? stored : "conversation";
+  });
   const choose = (name) => {
     localStorage.setItem(SHOWN_NAME, name);
     setChoice(name);

@@ -25,13 +25,37 @@ function heightOf({ start, end, isGap }) {
   return isGap ? GAP_HEIGHT : Math.max(LEAST_HEIGHT, Math.log2(Math.min(end - start, LONG_TOKENS)));
 }
 
+const known = new WeakMap(); // node → what was made of it; records of nodes do not change
+
+/** The spans of a node with their heights, tiny edges before it included, and the role with which they end. */
+function readSpans(node, joined, before) {
+  const name = `${before} ${joined.map((each) => each.node)}`;
+  const found = known.get(node);
+  if (found?.name === name) return found;
+  const nodes = [...joined, node];
+  const spans = spansOf(nodes, before).map((span) => ({ ...span, height: heightOf(span) }));
+  spans[0].start = nodes[0].start;
+  const made = { name, spans, role: lastRole(nodes, before) };
+  known.set(node, made);
+  return made;
+}
+
 /**
  * One rectangle: of a node, a ghost or a rest {branches}. `id` stays the same from layout to layout; a node's last part has
  * the node's key as its id. `own` counts the nodes that it stands for, `count` those and all below.
  */
 export class Box {
   constructor(id, parent, { node = null, ghost = null, rest = null, start = 0, end = 0, spans = NONE, own = 0 }) {
-    Object.assign(this, { id, parent, node, ghost, rest, start, end, spans, own });
+    this.id = id;
+    this.parent = parent;
+    this.node = node;
+    this.ghost = ghost;
+    this.rest = rest;
+    this.start = start;
+    this.end = end;
+    this.spans = spans;
+    this.own = own;
+    this.joined = NONE;
     this.children = NONE;
     this.isBeside = false; // whether it is a branch beside what is shown
     this.hidden = 0; // nodes below it that are not drawn
@@ -68,7 +92,7 @@ export function layoutTree(root, ghosts = [], shown = null) {
   const numNodes = top.reduce((sum, box) => sum + box.count, 0);
   const byId = new Map();
   for (const box of boxes) byId.set(box.id, box);
-  for (const box of boxes) for (const node of box.joined ?? NONE) if (!byId.has(node.node)) byId.set(node.node, box);
+  for (const box of boxes) for (const node of box.joined) if (!byId.has(node.node)) byId.set(node.node, box);
   return { boxes, ghosts: boxes.filter((box) => box.ghost), top, columns, height, numNodes, byId };
 }
 
@@ -116,12 +140,15 @@ class Placing {
 
   /** What continues a node: [{node, joined}], where `joined` are tiny edges before it. */
   _branchesOf(key, joined = NONE) {
-    return this._root.childrenOf(key).flatMap((node) => {
-      const tokens = joined.reduce((sum, each) => sum + each.end - each.start, node.end - node.start);
+    const found = [];
+    for (const node of this._root.childrenOf(key)) {
+      const tokens = node.end - (joined[0] ?? node).start;
       const isTiny = node.end - node.start < TINY_TOKENS && tokens <= MOST_JOINED && !this._ghosts.has(node.node);
-      const isJoined = isTiny && this._root.childrenOf(node.node).length;
-      return isJoined ? this._branchesOf(node.node, [...joined, node]) : [{ node, joined }];
-    });
+      if (isTiny && this._root.childrenOf(node.node).length)
+        found.push(...this._branchesOf(node.node, [...joined, node]));
+      else found.push({ node, joined });
+    }
+    return found;
   }
 
   /** The branches that are drawn: what is shown, and beside it those that were used last. The others are the rest. */
@@ -135,19 +162,25 @@ class Placing {
   }
 
   _placeBranch({ node, joined }, parent, role, grow) {
-    const spans = spansOf([...joined, node], role).map((span) => ({ ...span, height: heightOf(span) }));
+    const { spans, role: last } = readSpans(node, joined, role);
     const start = joined[0]?.start ?? node.start;
-    const news = joined.filter((each) => !this._counted.has(each));
-    for (const each of news) this._counted.add(each);
-    const own = 1 + news.length;
-    const inside = (this._ghosts.get(node.node) ?? []).filter(({ offset }) => offset > node.start && offset < node.end);
+    const own = 1 + this._countNew(joined);
+    const ghosts = this._ghosts.get(node.node) ?? NONE;
+    const inside = ghosts.filter(({ offset }) => offset > node.start && offset < node.end);
     const box = this._placeParts(node, spans, start, own, inside, parent);
     box.joined = joined;
-    if (!this._shown || this._shown.has(node.node)) return grow(node.node, box, lastRole([...joined, node], role));
+    if (!this._shown || this._shown.has(node.node)) return grow(node.node, box, last);
     box.isBeside = true;
     box.hidden = this._root.countBelow(node.node).nodes - 1;
     box.count += box.hidden;
-    for (const ghost of this._ghosts.get(node.node) ?? []) if (isAtEnd(ghost, box)) this._placeGhost(ghost, box);
+    for (const ghost of ghosts) if (isAtEnd(ghost, box)) this._placeGhost(ghost, box);
+  }
+
+  /** How many of these tiny edges no box has begun with so far. */
+  _countNew(joined) {
+    const before = this._counted.size;
+    for (const each of joined) this._counted.add(each);
+    return this._counted.size - before;
   }
 
   /** The box of one edge, or its parts, cut where ghosts leave it. Returns the last part. */
@@ -158,7 +191,13 @@ class Placing {
       for (const ghost of inside) if (ghost.offset === cut) ghost.head = parent;
       start = cut;
     }
-    const tail = this._add(node.node, parent, { node, start, end: node.end, spans: cutSpans(spans, start, node.end), own });
+    const tail = this._add(node.node, parent, {
+      node,
+      start,
+      end: node.end,
+      spans: cutSpans(spans, start, node.end),
+      own,
+    });
     for (const ghost of inside) this._placeGhost(ghost, ghost.head);
     return tail;
   }
@@ -193,6 +232,7 @@ function isAtEnd(ghost, box) {
 
 /** The spans from one offset to another, each with its share of the height. */
 function cutSpans(spans, start, end) {
+  if (start === spans[0].start && end === spans.at(-1).end) return spans;
   const inside = spans.filter((span) => span.start < end && span.end > start);
   return inside.map((span) => {
     const [from, to] = [Math.max(start, span.start), Math.min(end, span.end)];

@@ -144,7 +144,8 @@ export class Painter {
   /** Pins where a prefix is kept. */
   _paintPins(item) {
     for (const point of item.box.node.kept) {
-      if (point > item.box.start && point <= item.box.end) this._paintPin(item.x + item.width - 3, item.y + spanTo(item, point).height - 14);
+      if (point > item.box.start && point <= item.box.end)
+        this._paintPin(item.x + item.width - 3, item.y + spanTo(item, point).height - 14);
     }
   }
 

@@ -19,7 +19,11 @@ export function spansOf(nodes, before) {
   const spans = joinTiny(readMessages(nodes, before));
   if (spans.length <= MOST_SPANS) return spans;
   const [first, last] = [spans.slice(0, KEPT_FIRST), spans.slice(-KEPT_LAST)];
-  return [...first, { start: first.at(-1).end, end: last[0].start, role: "", text: "", isGap: true, isContinued: false }, ...last];
+  return [
+    ...first,
+    { start: first.at(-1).end, end: last[0].start, role: "", text: "", isGap: true, isContinued: false },
+    ...last,
+  ];
 }
 
 /** The role with which the text of edges ends. */

@@ -8,7 +8,12 @@ const MARGIN = 0.02;
 
 /** The view of a whole layout in a canvas of this size. */
 export function fitView(layout, size) {
-  return { x0: 0, x1: Math.max(layout.columns, 1), y0: 0, y1: Math.max(layout.height, size.height / FITTED_UNIT_PX, 1) };
+  return {
+    x0: 0,
+    x1: Math.max(layout.columns, 1),
+    y0: 0,
+    y1: Math.max(layout.height, size.height / FITTED_UNIT_PX, 1),
+  };
 }
 
 /** The view of one box and all below it, with a little of what leads to it. */
