@@ -11,10 +11,11 @@ import pytest
 
 from bough.errors import EngineError, PromptTooLong, RequestError
 from bough.models.defaults import NEUTRAL
+from bough.prompting.ask import ToolChoice
 from bough.server.apis.openai.chat import OpenAIChatRequest, to_ask, write_events, write_whole
 from bough.server.apis.openai.wire import format_error
 from bough.server.http.errors import to_http_error
-from bough.server.serving.ask import Answered, Delta, PromptProgress, ToolChoice
+from bough.server.serving.answer import Answered, Delta, PromptProgress
 from bough.types import SamplingParams
 from tests.server.scripted_answer import LOOP, THOUGHT, WEATHER, collect, finish, parse, script
 from tests.server.servers import Address
