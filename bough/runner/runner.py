@@ -13,7 +13,6 @@ from typing import Any, Self, Unpack, overload
 
 from bough.errors import RequestError
 from bough.generate.request import Request
-from bough.models.defaults import unset_names
 from bough.models.encoders.files import ModelKind
 from bough.prompting.prompt import encode_ask, encode_prefix, prepare_request
 from bough.runner.chat import AsyncPieces, Chat, ChatTurn, Content, Pieces
@@ -48,7 +47,7 @@ from bough.runner.texts import Vector, embed_texts, finish_vectors, run_texts, r
 from bough.runtime import EncoderRuntime, Runtime
 from bough.runtime.cache_handle import CacheHandle
 from bough.runtime.embedding import ComputedText, RankedDocument, rank
-from bough.sampling_params import SamplingOptions
+from bough.sampling_params import SamplingOptions, unset_names
 from bough.scheduling.worker import Worker
 from bough.system.tasks import Start, gather
 from bough.types import Chunk, Completion, Message, Prompt, SamplingParams

@@ -21,7 +21,7 @@ from bough.errors import RequestError
 from bough.generate.constraints import ConstraintFactory
 from bough.generate.generation import AnswerLimits, ChunkSize
 from bough.generate.request import Request
-from bough.models.defaults import ModelDefaults, read_defaults
+from bough.models.defaults import read_defaults
 from bough.models.files import ModelFiles
 from bough.models.prompts import Prompts
 from bough.models.tokenizer import Tokenizer
@@ -29,6 +29,7 @@ from bough.prompting.prompt import ModelFacts
 from bough.runtime.cache_handle import CacheHandle
 from bough.runtime.embedding import Embedder, LaneEmbedder
 from bough.runtime.engine_thread import EngineOwner
+from bough.sampling_params import ModelDefaults
 from bough.scheduling.job import Job, Listener
 from bough.scheduling.scheduler import Scheduler
 from bough.scheduling.verifier import Verifier

@@ -17,8 +17,8 @@ from pydantic import Field
 
 from bough.config import Settings
 from bough.errors import RequestError
-from bough.models.defaults import unset_names
 from bough.prompting.ask import Ask
+from bough.sampling_params import unset_names
 from bough.server.apis.ollama.wire import Messages
 from bough.server.http.bounds import SHORT_NAME, check_schema
 from bough.server.http.errors import format_plain_error, to_http_error

@@ -19,9 +19,9 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from bough import models
 from bough.errors import DownloadError, ModelNotFound, RequestError, Unavailable
-from bough.models.defaults import NEUTRAL
 from bough.models.fetching.registry import KNOWN
 from bough.models.store import plain_name, tagged_name
+from bough.sampling_params import NEUTRAL
 from bough.server.apis.ollama.create import write_modelfile, write_parameters
 from bough.server.apis.ollama.wire import DEFAULTS, CopyRequest, NamedRequest, PullRequest, write_time
 from bough.server.http.errors import format_plain_error, to_http_error

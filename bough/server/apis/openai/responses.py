@@ -16,8 +16,8 @@ from pydantic import Field
 
 from bough.errors import RequestError
 from bough.models.chat.messages import check_messages
-from bough.models.defaults import unset_names
 from bough.prompting.ask import Ask
+from bough.sampling_params import unset_names
 from bough.server.apis.openai import wire
 from bough.server.apis.openai.items import ResponseWriter
 from bough.server.http import bounds

@@ -15,9 +15,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from bough.errors import RequestError
-from bough.models.defaults import unset_names
 from bough.prompting.ask import ToolChoice
-from bough.sampling_params import PARAMETERS, TYPES, Parameter, SamplingParams
+from bough.sampling_params import PARAMETERS, TYPES, Parameter, SamplingParams, unset_names
 from bough.server.http import bounds
 from bough.server.http.errors import HttpError
 from bough.server.http.json_routes import Wire, read_json, with_fields
