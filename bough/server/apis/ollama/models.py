@@ -107,7 +107,7 @@ async def show(body: NamedRequest, service: ServiceOf) -> Response:
 async def pull(body: PullRequest, request: Request, service: ServiceOf) -> Response:
     """Download a model and stream the progress. A model that is here already is not downloaded again."""
     name = body.wanted
-    is_here = await asyncio.to_thread(service.catalog.has_name, name)
+    is_here = await asyncio.to_thread(service.catalog.names.has_name, name)
     if not is_here and not models.can_pull(name):
         raise ModelNotFound(f"pull model manifest: file does not exist: nothing is known of {name!r}")
     if body.stream is not False:
