@@ -67,7 +67,7 @@ def run_server(settings: Settings, screen: Screen) -> None:
 
         def note_ready() -> None:
             progress.end()
-            if problem and not service.disk_problem:  # which is in the log already, and has the same cause
+            if problem and not service.health.disk_problem:  # which is in the log already, and has the same cause
                 log.warning("%s", problem)
             screen.note(f"bough {VERSION} serves {files.name} at {url} ({_APIS}); Ctrl-C ends")
 

@@ -1,4 +1,4 @@
-"""Answers to clients: streams of JSON lines (Ollama) or of server-sent events, lists of vectors, clients that disconnect.
+"""Answers to clients: streams of JSON lines (Ollama) or of server-sent events, and clients that disconnect.
 
 However a stream ends, the answer that it reads from is closed: its lane is free again, and the computed state is kept.
 """
@@ -6,11 +6,9 @@ However a stream ends, the answer that it reads from is closed: its lane is free
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import math
-import struct
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from json.encoder import encode_basestring as _quote  # a text as JSON, as an encoder without `ensure_ascii` writes it
 from typing import Any, Protocol, TypeVar
 
@@ -32,7 +30,6 @@ EVENT_STREAM = "text/event-stream"
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # `json.dumps` would make one for every value
 _HOLES = ("\ue000bough\ue000", "\ue001bough\ue001")  # in place of texts; of Unicode's private use
-_PIECE_CHARACTERS = 2**16
 
 
 def to_json(value: Any) -> str:
@@ -128,33 +125,6 @@ def write_logprobs(logprobs: Sequence[ScoredToken], least: float = -math.inf) ->
         return {"token": text, "logprob": max(token.logprob, least), "bytes": list(token.data)}
 
     return [{**write(each), "top_logprobs": [write(other) for other in each.top]} for each in logprobs]
-
-
-def list_response(fields: dict[str, Any], name: str, entries: Iterable[str]) -> StreamingResponse:
-    """An object with at least one field and a long list under this name, whose entries are JSON already."""
-    return StreamingResponse(_write_list(fields, name, entries), media_type="application/json")
-
-
-def _write_list(fields: dict[str, Any], name: str, entries: Iterable[str]) -> Iterator[str]:
-    """The object in pieces of bounded length, each written in a thread: a million numbers at once would take a second."""
-    piece, separator = f"{to_json(fields)[:-1]},{to_json(name)}:[", ""
-    for entry in entries:
-        piece += separator + entry
-        separator = ","
-        if len(piece) >= _PIECE_CHARACTERS:
-            yield piece
-            piece = ""
-    yield f"{piece}]}}"
-
-
-def write_numbers(vector: Sequence[float]) -> str:
-    """A vector as a list of JSON, with the digits that a number of 32 bits has. All its numbers must be finite."""
-    return f"[{('%.9g,' * len(vector) % tuple(vector))[:-1]}]"
-
-
-def write_base64(vector: Sequence[float]) -> str:
-    """A vector as a text of JSON: its numbers in 4 bytes each, the least significant first, in base64."""
-    return f'"{base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()}"'
 
 
 async def cancel_on_disconnect(request: Request, work: Awaitable[Result]) -> Result:

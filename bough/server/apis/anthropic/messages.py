@@ -61,7 +61,7 @@ async def create_message(body: MessagesRequest, request: Request, service: Servi
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountRequest, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
     """Count the tokens of a prompt, without answering it."""
-    count = await cancel_on_disconnect(request, service.count_tokens(await _ask_of(body, request, service, salt)))
+    count = await cancel_on_disconnect(request, service.tokens.count(await _ask_of(body, request, service, salt)))
     return JSONResponse({"input_tokens": count})
 
 

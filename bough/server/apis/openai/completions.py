@@ -95,7 +95,7 @@ def to_asks(body: CompletionRequest, salt: str) -> list[Ask]:
 async def _open_first(asks: Sequence[Ask], service: Service) -> Answer:
     """The answer to the first prompt. Raises for any prompt that does not fit, while an error status can still be sent."""
     for ask in asks[1:]:
-        await service.require_fit(ask)
+        await service.tokens.require_fit(ask)
     return await service.open(asks[0])
 
 
