@@ -7,23 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from json.encoder import encode_basestring as _quote  # a text as JSON, as an encoder without `ensure_ascii` writes it
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from bough.prompting.ask import Ask
-from bough.server.serving.answer import Answer, Answered, PromptProgress, ScoredToken
-from bough.server.serving.service import Service
-
 Pieces = AsyncGenerator[str, None]
 Result = TypeVar("Result")
-Body = TypeVar("Body", bound="StreamableBody")
 
 NDJSON = "application/x-ndjson"
 EVENT_STREAM = "text/event-stream"
@@ -72,13 +66,6 @@ def sse_comment(text: str) -> str:
     return f": {text}\n\n"
 
 
-def progress_comment(progress: PromptProgress) -> str:
-    """A comment for the progress of a long prompt; "" at its end, where the answer begins."""
-    if progress.done_tokens >= progress.total_tokens:
-        return ""
-    return sse_comment(f"prefill {progress.done_tokens}/{progress.total_tokens}")
-
-
 class ClosingStream(StreamingResponse):
     """A streamed response that calls `close` however it ends. Proxies are asked not to hold its pieces back."""
 
@@ -95,42 +82,12 @@ class ClosingStream(StreamingResponse):
             await self._pieces.aclose()
 
 
-class StreamableBody(Protocol):
-    """The body of a request that may ask for a stream."""
-
-    @property
-    def stream(self) -> bool | None: ...
-
-
-async def answer_ask(
-    request: Request,
-    service: Service,
-    ask: Ask,
-    body: Body,
-    write_whole: Callable[[Answered, Body], Any],
-    write_events: Callable[[Answer, Body], Pieces],
-) -> Response:
-    """Answer an ask as events, or whole as JSON. Raises the error of a request that fails before its answer begins."""
-    if not body.stream:
-        return JSONResponse(write_whole(await cancel_on_disconnect(request, service.complete(ask)), body))
-    answer = await cancel_on_disconnect(request, service.open(ask))
-    return ClosingStream(write_events(answer, body), EVENT_STREAM, answer.close)
-
-
-def write_logprobs(logprobs: Sequence[ScoredToken], least: float = -math.inf) -> list[dict[str, Any]]:
-    """Tokens with their alternatives, as the chats of Ollama and OpenAI report them."""
-
-    def write(token: ScoredToken) -> dict[str, Any]:
-        text = token.data.decode("utf-8", "replace")
-        return {"token": text, "logprob": max(token.logprob, least), "bytes": list(token.data)}
-
-    return [{**write(each), "top_logprobs": [write(other) for other in each.top]} for each in logprobs]
-
-
-async def cancel_on_disconnect(request: Request, work: Awaitable[Result]) -> Result:
+async def cancel_on_disconnect(
+    request: Request, work: Awaitable[Result], close: Callable[[Result], object] = lambda result: None
+) -> Result:
     """The result of some work. If the client disconnects first, cancels it and raises ClientDisconnect.
 
-    If the work opened an answer in the last moment, the answer is closed.
+    A result that came in the last moment, and is not returned, is closed.
     """
     task = asyncio.ensure_future(work)
     disconnect = asyncio.ensure_future(_wait_for_disconnect(request))
@@ -145,8 +102,8 @@ async def cancel_on_disconnect(request: Request, work: Awaitable[Result]) -> Res
         for each in (task, disconnect):
             each.cancel()
         outcome, _ = await asyncio.gather(task, disconnect, return_exceptions=True)
-        if isinstance(outcome, Answer) and not is_taken:
-            outcome.close()
+        if not (is_taken or isinstance(outcome, BaseException)):
+            close(outcome)
 
 
 async def _wait_for_disconnect(request: Request) -> None:

@@ -70,7 +70,7 @@ def test_an_answer_that_was_opened_as_the_client_hung_up_is_closed() -> None:
     async def scene() -> None:
         answer = Opened()
         with pytest.raises(ClientDisconnect):
-            await cancel_on_disconnect(FakeRequest(is_gone=True), open_at_the_last_moment(answer))  # type: ignore[arg-type]
+            await cancel_on_disconnect(FakeRequest(is_gone=True), open_at_the_last_moment(answer), Opened.close)  # type: ignore[arg-type]
         assert answer.was_closed
 
     play(scene())
@@ -85,7 +85,7 @@ def test_an_answer_that_nobody_took_because_the_server_ended_is_closed() -> None
             await ready.wait()
             return answer
 
-        waiting = asyncio.ensure_future(cancel_on_disconnect(FakeRequest(is_gone=False), open_soon()))  # type: ignore[arg-type]
+        waiting = asyncio.ensure_future(cancel_on_disconnect(FakeRequest(is_gone=False), open_soon(), Opened.close))  # type: ignore[arg-type]
         await has_begun.wait()
         ready.set()
         waiting.cancel()
@@ -103,7 +103,7 @@ def test_an_answer_that_was_taken_stays_open() -> None:
         async def open_now() -> Opened:
             return answer
 
-        assert await cancel_on_disconnect(FakeRequest(is_gone=False), open_now()) is answer  # type: ignore[arg-type]
+        assert await cancel_on_disconnect(FakeRequest(is_gone=False), open_now(), Opened.close) is answer  # type: ignore[arg-type]
         assert not answer.was_closed
 
     play(scene())

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client.exposition import choose_encoder
 
-from bough.server.http.json_routes import ServiceOf
+from bough.server.apis.answering import ServiceOf
 from bough.server.serving.service import Service
 from bough.system.announcement import PROOF_PATH, Announcement
 

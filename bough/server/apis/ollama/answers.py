@@ -22,19 +22,12 @@ from fastapi.responses import JSONResponse, Response
 
 from bough.errors import RequestError
 from bough.prompting.ask import Ask
+from bough.server.apis.answering import SaltOf, ServiceOf, open_answer, write_logprobs
 from bough.server.apis.ollama import wire
 from bough.server.apis.ollama.wire import nanoseconds, write_time
 from bough.server.http.errors import format_plain_error, to_http_error
-from bough.server.http.json_routes import SaltOf, ServiceOf, route_class
-from bough.server.http.streaming import (
-    NDJSON,
-    ClosingStream,
-    EventFrame,
-    Pieces,
-    cancel_on_disconnect,
-    json_line,
-    write_logprobs,
-)
+from bough.server.http.json_routes import route_class
+from bough.server.http.streaming import NDJSON, ClosingStream, EventFrame, Pieces, cancel_on_disconnect, json_line
 from bough.server.http.vectors import list_response, write_numbers
 from bough.server.serving.answer import Answer, Delta, Event, Finished, Started
 from bough.server.serving.service import Service
@@ -125,7 +118,7 @@ async def _load_or_unload(service: Service, model: str, keep_alive_s: float | No
 
 async def _answer(body: wire.AnswerRequest, ask: Ask, writer: LineWriter, request: Request, service: Service) -> Response:
     if body.streams:
-        answer = await cancel_on_disconnect(request, service.open(ask))
+        answer = await open_answer(request, service, ask)
         return ClosingStream(write_lines(answer, writer), NDJSON, answer.close)
     answered = await cancel_on_disconnect(request, service.complete(ask))
     (finished,) = answered.choices

@@ -22,10 +22,11 @@ from bough.errors import DownloadError, ModelNotFound, RequestError, Unavailable
 from bough.models.fetching.registry import KNOWN
 from bough.models.store import plain_name, tagged_name
 from bough.sampling_params import NEUTRAL
+from bough.server.apis.answering import ServiceOf
 from bough.server.apis.ollama.create import write_modelfile, write_parameters
 from bough.server.apis.ollama.wire import DEFAULTS, CopyRequest, NamedRequest, PullRequest, write_time
 from bough.server.http.errors import format_plain_error, to_http_error
-from bough.server.http.json_routes import ServiceOf, route_class
+from bough.server.http.json_routes import route_class
 from bough.server.http.streaming import NDJSON, cancel_on_disconnect, json_line
 from bough.server.serving.catalog import Catalog, CatalogEntry, human_number
 from bough.system.distribution import VERSION
