@@ -30,9 +30,8 @@ def text_of(model: ModelFacts, prompt: Any, **options: Any) -> str:
 def test_a_text_is_a_message_where_there_is_a_template() -> None:
     model = model_with(CHATML)
 
-    assert (
-        text_of(model, "Hello") == text_of(model, [HELLO]) == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert text_of(model, "Hello") == text_of(model, [HELLO])
+    assert text_of(model, "Hello").endswith("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n")
     assert text_of(model, "Hello", raw=True) == text_of(model_with(None), "Hello") == "Hello"
 
 
