@@ -10,10 +10,10 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Any
 
-from bough.cache.session import Reuse
 from bough.engines.contract import Engine
 from bough.generate.generation import ChunkSize, Generation
 from bough.generate.request import Request
+from bough.generate.reuse import Reuse
 from bough.runtime import Runtime
 from bough.types import Chunk, Completion, Prompt, SamplingParams
 

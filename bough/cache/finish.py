@@ -46,18 +46,18 @@ class Finisher:
         """Forget what the duel of the policies has seen."""
         self.duel = Duel(self._memory.page_tokens)
 
-    def finish(self, sequence: LiveSequence, prompt: bytes, salt: str, *, keeps_state: bool, is_whole: bool) -> None:
+    def finish(self, sequence: LiveSequence, prompt: bytes, *, keeps_state: bool, is_whole: bool) -> None:
         """Make the lane idle, and give its path its new position in the order of eviction."""
         now, trie = self._residency.clock.now(), sequence.trie
         self._merge_chains(trie)
         path = sequence.hold.node.path()
-        sequence.slot.is_busy = False
         sequence.slot.last_used = now
+        sequence.slot.free()
         sequence.lane.drop_reserve()
         self._room.release(trie, sequence.hold)
         for node in path:
             node.touch(now)
-        before = self._ask_duel(sequence, prompt, salt, now) if keeps_state else []
+        before = self._ask_duel(sequence, prompt, now) if keeps_state else []
         _set_previous_use(path, before, self._memory.page_tokens)
         _supersede_points(path)
         self._drop_redundant(trie, path)
@@ -81,13 +81,13 @@ class Finisher:
         while not self._keeps_on_device and self._evictor.evict_one(spares_waiting=True):
             pass
 
-    def _ask_duel(self, sequence: LiveSequence, prompt: bytes, salt: str, now: float) -> list[float]:
+    def _ask_duel(self, sequence: LiveSequence, prompt: bytes, now: float) -> list[float]:
         """Show the duel a request, and evict by its winner; returns when each page of the request was used before."""
         page_bytes = self._memory.row_bytes * self._memory.page_tokens
         if self._room.budget_bytes is None or not page_bytes:
             return []
         capacity = max(0, self._residency.total_budget_bytes - self._residency.lanes.nbytes) // page_bytes
-        before = self.duel.note(prompt, sequence.packed(), salt, now, capacity)
+        before = self.duel.note(prompt, sequence.packed(), sequence.trie.salt, now, capacity)
         self._evictor.order.use_policy(self._policy or self.duel.policy)
         return before
 

@@ -140,17 +140,16 @@ class PrefixCache:
         total = len(prompt)
         if total == 0:
             raise RequestError("the prompt has 0 tokens, and needs at least 1")
-        captures = self._costs.choose(boundaries, total)
+        captures = self._costs.choose(boundaries, total)  # before anything is taken: a boundary may make no sense
         reuses = self._reuses(total)
         trie = self.forest.open(salt)
         try:
-            adoption = self._adopter.adopt(trie, prompt.key, salt, total + max_new_tokens, reuses=reuses and reuse)
+            adoption = self._adopter.adopt(trie, prompt.key, total + max_new_tokens, reuses=reuses and reuse)
         except BaseException:
             self.residency.evictor.forget_if_empty(trie)
             raise
-        return Session(
-            self._context, adoption, prompt, salt, keeps_state=reuses and keep_state, captures=captures, keep=keep
-        )
+        keeps_state = reuses and keep_state
+        return Session(self._context, adoption, prompt, captures=captures, keeps_state=keeps_state, keep=keep)
 
     def _reuses(self, total: int) -> bool:
         return self.is_enabled and not self._context.is_beyond_limit(total)
