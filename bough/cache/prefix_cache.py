@@ -5,7 +5,8 @@ It returns a `Session`, which may first have to load: content on disk is read by
 the lane computes, until it is closed. One thread at a time calls, and `begin` never waits for the disk.
 
 Always true between calls (`check` asserts it):
-- the tries hold, each for itself, what `Trie.check` says, and their bytes are what `Memory` counts, tier by tier;
+- the tries hold, each for itself, what `Trie.check` says, and their bytes are what `Memory` counts, tier by tier, as
+  their nodes are what its census counts;
 - lanes and tree together stay within the device's budget, and the tree within the host's and the disk's;
 - content that is on disk alone has a saved file there, unless that was found damaged;
 - the bytes reserved for loading are those that the loads under way still wait for;
@@ -286,6 +287,7 @@ class PrefixCache:
         room = self.residency.room
         self.forest.check()
         self.memory.check(list(self.forest.items()))
+        self.memory.census.check([trie.memory.census for trie in self.forest.tries.values()])
         self.residency.loader.check()
         if self.memory.shared is not None:
             self.memory.shared.check()

@@ -43,7 +43,7 @@ class CacheHandle:
     def tree(self, salt: str | None = None) -> TreeView:
         """The tree at this moment, of one salt if asked; `str` draws it, `as_dict` is plain data."""
         cache = self._cache
-        return self.view(self._run(lambda: take_records(cache.forest, cache.clock.now, salt)))
+        return self.view(self._run(lambda: take_records(cache, cache.clock.now, salt)))
 
     def view(self, records: TreeRecords) -> TreeView:
         """The tree as it was when these records were collected. Any thread may call it."""

@@ -176,7 +176,7 @@ class Room:
             return
         goes_down = left.is_root or left in nodes_above(node, left.start)
         hold.move(node, offset)
-        trie.census.note(node)
+        trie.memory.note(node)
         if goes_down:
             self.evictor.offer(trie, left)
         else:

@@ -27,7 +27,7 @@ def look(cache: PrefixCache, setup: Setup) -> list[Any]:
     """All that is told of a tree, but for how long ago something was used: the clocks of the tests begin anew."""
     chance = random.Random("asked")
     requests = [setup.make_request(chance) for _ in range(20)]
-    views = [view_tree(cache.forest, 0.0, decode, salt).as_dict() for salt in (None, *SALTS)]
+    views = [view_tree(cache, 0.0, decode, salt).as_dict() for salt in (None, *SALTS)]
     prompts = [(pack(request.prompt), request.salt) for request in requests]
     explained = [look_up(cache, prompt, salt).explain(prompt, decode) for prompt, salt in prompts]
     return [_without_time(views), explained]

@@ -230,7 +230,7 @@ class UpkeepMachine(TierMachine):
             self.world.cache.clear(salt)
         except (EngineError, MemoryError):
             return
-        is_used = any(session.salt == salt for session in self.open)
+        is_used = any(session.sequence.trie.salt == salt for session in self.open)
         assert is_used or salt not in self.world.cache.forest.tries
         if self.disk is not None:
             assert not any(address.root == self.disk.root(salt) for address in self.disk.platter.points)
