@@ -43,6 +43,9 @@ class TreeStrategy(PrefixCache):
     def kept_bytes(self) -> int:
         return self.memory.tree_bytes
 
+    def clear(self) -> None:
+        self.upkeep.clear()
+
 
 class LaneSession:
     """A request on a lane of its own. `on_close` lets the strategy store the lane's state."""

@@ -30,7 +30,7 @@ from bough.types import Loading
 
 
 @dataclass(frozen=True)
-class Plan:
+class LanePlan:
     """A lane that is to stand at `offset`, on its own rows as far as they are `live`, and on what was found in the tree."""
 
     slot: LaneSlot
@@ -39,7 +39,7 @@ class Plan:
     offset: int
 
     @classmethod
-    def deepest(cls, groups: Sequence[Group], slot: LaneSlot, live: LiveRows, found: Match, limit: int) -> Plan:
+    def deepest(cls, groups: Sequence[Group], slot: LaneSlot, live: LiveRows, found: Match, limit: int) -> LanePlan:
         """The plan for the deepest offset ≤ limit."""
         return cls(slot, live, found, plan(groups, found.path, found.length, live, limit))
 
@@ -86,26 +86,26 @@ class Adopter:
         depth = loader.choose_depth(found.path, found.length, planned.live, planned.offset, num_tokens(prompt))
         return bool(loader.on_disk(found.path, planned.live, depth.offset))
 
-    def _open_fetch(self, trie: SaltTrie, salt: str, prompt: bytes, planned: Plan) -> Fetch | None:
+    def _open_fetch(self, trie: SaltTrie, salt: str, prompt: bytes, planned: LanePlan) -> Fetch | None:
         """A fetch from the shared store; None without a store, or where a fetch would be useless."""
         shared = self._residency.memory.shared
         if shared is None:
             return None
         return open_fetch(self._residency.loader, shared, trie, salt, prompt, planned.found, planned.offset)
 
-    def _choose(self, slots: Sequence[LaneSlot], found: Match, prompt: bytes, salt: str, *, reuses: bool) -> Plan:
+    def _choose(self, slots: Sequence[LaneSlot], found: Match, prompt: bytes, salt: str, *, reuses: bool) -> LanePlan:
         """The idle lane from which the deepest offset can be reached, then with most of it live, then the oldest.
 
         Of lanes that share nothing with the prompt, only the oldest is considered.
         """
-        plans = list[Plan]()
+        plans = list[LanePlan]()
         for slot in slots:
             shared = common_prefix(slot.tokens, prompt) if reuses and slot.salt == salt else 0
             if not shared and any(not each.live.shared for each in plans):
                 continue
             live = LiveRows.of(slot.lane, shared, self._groups)
             limit = min(max(found.length, shared), num_tokens(prompt) - 1)
-            plans.append(Plan.deepest(self._groups, slot, live, found, limit))
+            plans.append(LanePlan.deepest(self._groups, slot, live, found, limit))
         return max(plans, key=lambda each: (each.offset, min(each.live.shared, each.offset)))
 
 
@@ -122,7 +122,7 @@ class Adoption:
         trie: SaltTrie,
         prompt: bytes,
         total_tokens: int,
-        planned: Plan,
+        planned: LanePlan,
         fetch: Fetch | None,
     ) -> None:
         self._memory = residency.memory
@@ -225,8 +225,8 @@ class Adoption:
 
     # Plan
 
-    def _deepest(self, live: LiveRows, found: Match, limit: int) -> Plan:
-        return Plan.deepest(self._groups, self._slot, live, found, limit)
+    def _deepest(self, live: LiveRows, found: Match, limit: int) -> LanePlan:
+        return LanePlan.deepest(self._groups, self._slot, live, found, limit)
 
     def _plan_with_fetched(self) -> None:
         """Plan again, with what has come from the shared store."""
@@ -235,14 +235,14 @@ class Adoption:
         limit = min(max(found.length, live.shared), num_tokens(self._prompt) - 1)
         self._plan = self._deepest(live, found, limit)
 
-    def _as_deep_as_worth_loading(self) -> Plan:
+    def _as_deep_as_worth_loading(self) -> LanePlan:
         """The part of the plan that is loaded sooner than computed."""
         live, found, total = self._plan.live, self._plan.found, num_tokens(self._prompt)
         depth = self._loader.choose_depth(found.path, found.length, live, self.offset, total)
         self._loading = depth.loading
         return replace(self._plan, offset=depth.offset)
 
-    def _plan_without_unread(self, reached: int) -> Plan:
+    def _plan_without_unread(self, reached: int) -> LanePlan:
         """Plan less, because what lies beyond `reached` could not be read, or not soon enough."""
         self._stop_reading()
         self._release()
@@ -251,7 +251,7 @@ class Adoption:
         self._loading = replace(self._loading, recomputed_tokens=num_recomputed)
         return less
 
-    def _plan_with_less_memory(self, limit: int) -> Plan:
+    def _plan_with_less_memory(self, limit: int) -> LanePlan:
         """Plan less, because there is no room: less of the tree, or the lane's own rows alone, or a cleared lane.
 
         A lane that shares rows is cleared first, because its memory may be just what is missing.
@@ -262,7 +262,7 @@ class Adoption:
             if live.shared == 0:
                 raise self._room.refuse_lane(self._slot, self.sequence.total_tokens)
             return replace(self._plan, live=no_rows, found=nothing)
-        held, plans = self._held(), list[Plan]()
+        held, plans = self._held(), list[LanePlan]()
         if live.shared and self._slot.lane.shares_rows:
             plans.append(self._deepest(no_rows, held, self.offset))
         plans.append(self._deepest(live, held, max(0, limit)))
@@ -288,7 +288,7 @@ class Adoption:
         if not self._reserve_lane():
             fetch.close()
 
-    def _ask(self, wanted: Plan) -> None:
+    def _ask(self, wanted: LanePlan) -> None:
         """Hold what a plan needs, make room for it and begin to read it; or a lesser plan, where there is no room."""
         while True:
             self._plan = wanted

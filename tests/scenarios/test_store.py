@@ -173,7 +173,7 @@ def test_a_store_that_fails_is_left_alone_and_no_request_waits_for_it() -> None:
 
     objects.fault = lambda call, key: None
     store.now += 100
-    second.cache.clear()
+    second.cache.upkeep.clear()
     assert not objects.pages  # and of what was cleared nothing is left
     assert second.run([*PROMPT, *REPLY]).cached == 0
     assert not store.problem
@@ -260,7 +260,7 @@ def test_clearing_a_salt_deletes_it_in_the_store_and_others_do_not_send_it_again
     second = machine(model, objects, "second")
     second.run([*PROMPT, *REPLY])
 
-    first.cache.clear("")
+    first.cache.upkeep.clear("")
     root = store_of(first).keys.root("").hex()
     assert objects.pages and not any(root in key for key in objects.pages)
 
@@ -277,7 +277,7 @@ def test_clearing_says_when_the_store_may_have_kept_something() -> None:
     first = fill("full", objects)
     objects.fault = failing("list")
     with pytest.raises(StoreError, match="may still have what was to be cleared: list was made to fail"):
-        first.cache.clear()
+        first.cache.upkeep.clear()
 
 
 def test_what_the_store_has_counts_in_the_figures() -> None:

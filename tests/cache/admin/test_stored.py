@@ -44,7 +44,7 @@ def make_tree(folder: Path, setup: Setup) -> None:
     world = setup.open(folder)
     for _ in range(12):
         serve(world, setup.make_request(chance))
-    world.cache.close()
+    world.cache.upkeep.close()
 
 
 @pytest.mark.parametrize("seed", range(len(MODELS)))
@@ -68,7 +68,7 @@ def test_a_stored_tree_is_seen_while_another_process_uses_it(tmp_path: Path) -> 
 
     with open_stored(folder, "crash", 4) as stored:
         assert stored.forest.tries
-    world.cache.close()
+    world.cache.upkeep.close()
 
 
 def test_a_tree_whose_index_does_not_tell_its_groups_is_seen_too(tmp_path: Path) -> None:

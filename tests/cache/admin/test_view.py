@@ -48,7 +48,7 @@ def test_a_view_stays_as_it_was_when_the_tree_goes_on() -> None:
 
     tree = view_tree(world.cache, world.cache.clock.now(), Decoder())
     world.run([1, 2, 7, 8])
-    world.cache.clear()
+    world.cache.upkeep.clear()
 
     assert [node.text for node in tree.nodes] == ["1 2 3 4"]
 
@@ -81,7 +81,7 @@ def test_a_view_is_of_the_moment_at_which_it_is_finished() -> None:
 
     steps = take_records(world.cache, world.cache.clock.now)
     next(steps)
-    world.cache.clear()
+    world.cache.upkeep.clear()
     world.run([5, 6])
     view = Viewer(Decoder()).view(run_at_once(lambda: steps))
 
@@ -153,7 +153,7 @@ def test_a_view_shows_where_content_lies_after_it_was_loaded_into_an_inner_node(
     world = World(MODELS["full"], 2, disk=disk)
     for prompt in ([1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7, 8]):
         world.run(prompt)
-    world.cache.flush()
+    world.cache.upkeep.flush()
     again = World(MODELS["full"], 2, disk=disk.restarted())
     count_steps(again)
 
@@ -222,7 +222,7 @@ def test_what_was_found_of_a_prompt_is_plain_and_is_put_into_words_later() -> No
     prompt = pack([1, 2, 9])
 
     found = look_up(world.cache, prompt, "")
-    world.cache.clear()
+    world.cache.upkeep.clear()
 
     assert decoder.num_tokens == 0
     assert found.explain(prompt, decoder).tree_goes_on == ("3 4",)

@@ -93,7 +93,7 @@ def test_a_mirror_follows_a_random_walk(model: str) -> None:
             if key in {node.key for node in world.cache.forest.find(name).walk()}:
                 run_at_once(lambda name=name, key=key: evict_node(world.cache, name, key))
         if rng.random() < 0.05:
-            world.cache.clear(rng.choice(["", "other", None]))
+            world.cache.upkeep.clear(rng.choice(["", "other", None]))
         if rng.random() < 0.5:
             mirror.look()
             mirror.check()
@@ -164,7 +164,7 @@ def test_a_root_from_disk_gets_the_name_of_its_salt_when_a_reader_names_it() -> 
     disk = FakeDisk(2)
     world = World(MODELS["full"], 2, disk=disk)
     world.run([1, 2, 3, 4], salt="alice")
-    world.cache.flush()
+    world.cache.upkeep.flush()
     mirror = Mirror(World(MODELS["full"], 2, disk=disk.restarted()))
 
     unnamed = mirror.look()
