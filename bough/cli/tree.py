@@ -101,7 +101,7 @@ def _width() -> int:
 def _draw_stored(model: str | None, salt: str | None, as_json: bool, settings: Settings, screen: Screen) -> None:
     with _open(model, settings, screen) as stored:
         decode = _make_decoder(stored, settings, screen)
-        found = view_tree(stored.cache.forest, stored.cache.clock.now(), decode, salt)
+        found = view_tree(stored.cache, stored.cache.clock.now(), decode, salt)
         if as_json:
             plain = {"model": stored.tree.model, "roots": json.loads(found.to_json(has_ids=False))}
             return screen.write_line(json.dumps(plain, indent=2, ensure_ascii=False))

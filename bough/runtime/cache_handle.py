@@ -45,7 +45,7 @@ class CacheHandle:
     def tree(self, salt: str | None = None) -> TreeView:
         """The tree at this moment, of one salt if asked; `str` draws it, `as_dict` is plain data."""
         cache = self._cache
-        return self.view(self._run(lambda: take_records(cache.forest, cache.clock.now, salt)))
+        return self.view(self._run(lambda: take_records(cache, cache.clock.now, salt)))
 
     def view(self, records: TreeRecords) -> TreeView:
         """The tree as it was when these records were collected. Any thread may call it."""
@@ -89,11 +89,11 @@ class CacheHandle:
 
     def clear(self, salt: str | None = None) -> None:
         """Drop everything that no running request uses, on disk too; of one salt if asked."""
-        self._cache.clear(salt, self._run)
+        self._cache.upkeep.clear(salt, self._run)
 
     def flush(self) -> bool:
         """Write everything to the disk tier, if there is one, and wait; return False if something was not written."""
-        return self._cache.flush(run=self._run)
+        return self._cache.upkeep.flush(run=self._run)
 
     def export_file(self, file: str | Path, salt: str = "", is_wanted: Callable[[], bool] = lambda: True) -> ExportResult:
         """Write the tree of one salt, as it is now, into one file; requests go on meanwhile.
@@ -102,7 +102,7 @@ class CacheHandle:
         tier or for a model without full attention, DiskError if it fails or is no longer wanted: then there is no file.
         """
         disk = self._require_disk()
-        saved = self._cache.save(salt, self._run)
+        saved = self._cache.upkeep.save(salt, self._run)
         if not saved.is_written:
             raise DiskError("some state in memory could not be saved, so the archive would be incomplete")
         done = export_tree(disk, Path(file), salt, run=self._run, is_wanted=is_wanted)

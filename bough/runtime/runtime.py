@@ -205,7 +205,7 @@ class Runtime(EngineOwner):
         return self.prefix_cache.residency.expiry.expire()
 
     def _release(self) -> None:
-        self.prefix_cache.close()
+        self.prefix_cache.upkeep.close()
         self.engine.close()
 
 

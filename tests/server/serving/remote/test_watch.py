@@ -71,7 +71,7 @@ async def until_looked(replicas: LocalReplicas, name: str) -> None:
 
 def num_watchers(host: ReplicaHost) -> int:
     """How many note what changes in the tree of a replica; one of them tells the router."""
-    return sum(not each.is_over for each in host._runtime.prefix_cache.forest.census.watchers)
+    return sum(not each.is_over for each in host._runtime.prefix_cache.memory.census.watchers)
 
 
 def test_a_reader_sees_the_trees_of_all_replicas_and_where_each_request_is(play: Any) -> None:
