@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bough.errors import RequestError
+from bough.generate.schemas import close_objects
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -78,7 +79,7 @@ def _compile(schema: dict[str, Any], tokenizer: LLTokenizer) -> LLMatcher:
     from llguidance import LLMatcher
 
     try:
-        grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS)
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(close_objects(schema)), overrides=_OPTIONS)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"the output format is not a JSON schema: {error}") from error
     matcher = LLMatcher(tokenizer, grammar, log_level=0)
