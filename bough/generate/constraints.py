@@ -1,8 +1,8 @@
 """Grammars for structured output: the tokens that may come next in JSON that fits a schema.
 
 llguidance does the work; this module translates its errors and masks. Always true: an end-of-sequence token is allowed
-exactly where the answer so far is complete. Between two JSON tokens there is at most one line break with its indent, or two
-blanks: without this limit, weak models write blanks until they reach their token limit.
+exactly where the answer so far is complete. Between two JSON tokens there is at most one line break with its indent (16
+blanks or 4 tabs), or one blank: without this limit, weak models write blanks until they reach their token limit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 # `oneOf` with overlapping options is read as `anyOf`. llguidance honours a bounded pattern since 1.8.
-_OPTIONS: Any = {"whitespace_pattern": r"(\r?\n[ \t]{0,20}| {1,2})", "coerce_one_of": True}
+_OPTIONS: Any = {"whitespace_pattern": r"(\r?\n( {0,16}|\t{1,4})| )", "coerce_one_of": True}
 
 
 class Constraint:

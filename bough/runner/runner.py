@@ -41,6 +41,7 @@ from bough.runner.options import (
     check_options,
     make_params,
     number_choices,
+    read_tools,
     request_of,
     sampling_of,
     template_of,
@@ -213,7 +214,7 @@ class Runner:
     def _prepare(
         self, prompt: Prompt, params: SamplingParams | None, options: Mapping[str, Any], reader: AnswerReader
     ) -> PreparedJob:
-        encoded, tools = self._encode(prompt, options), options.get("tools") or ()
+        encoded, tools = self._encode(prompt, options), read_tools(options.get("tools"))
         request = Request.of(encoded, sampling_of(params, options), **request_of(options))
         job = self.runtime.prepare(request, reader.listener, reader.cancellation.check)
         return PreparedJob(job, tools, bool(tools) and self.runtime.prompts.starts_thinking(request.tokens))

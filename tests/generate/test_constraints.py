@@ -300,8 +300,8 @@ def test_indented_json_can_be_written(factory: ConstraintFactory, tokenizer: Pre
 def test_blanks_between_json_tokens_come_to_an_end(
     factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast, before: str
 ):
-    for blank in (" ", "\n", "\t", "\r\n"):
-        assert not can_write(make(factory, "json"), tokenizer, before + blank * 25)
+    for blanks in ("  ", "\n\n", "\t", "\r\n\r", "\n" + 17 * " ", "\n" + 5 * "\t", "\n \t"):
+        assert not can_write(make(factory, "json"), tokenizer, before + blanks)
 
 
 def test_a_schema_cannot_ask_for_blanks_without_end(factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast):

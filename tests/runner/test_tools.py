@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bough import RequestError, Runner
 from bough.models.chat.messages import prepare_messages
+from bough.python_types import describe_tool
 from bough.server.apis.openai.chat import OpenAIMessage, read_messages
 
 WEATHER = {
@@ -55,9 +58,47 @@ def test_a_call_in_an_answer_is_found_unless_the_prompt_has_opened_its_thinking(
     assert calls("The weather? <think>\n") == []
 
 
+def look_up(word: str) -> str:
+    """Look up a word."""
+    return word
+
+
+def test_a_function_makes_the_prompt_that_its_description_makes(runner: Runner) -> None:
+    assert runner.tokenize("Hello", tools=[look_up]) == runner.tokenize("Hello", tools=[describe_tool(look_up)])
+
+
+def test_a_function_and_a_type_are_taken_by_requests_chats_and_forks_and_can_be_saved(
+    runner: Runner, tmp_path: Path
+) -> None:
+    called = CALL_FORMAT | {"properties": CALL_FORMAT["properties"] | {"name": {"const": "look_up"}}}
+    answer = runner.generate("Hello", tools=[look_up], format=called, max_tokens=100)
+    assert [call.name for call in answer.tool_calls] == ["look_up"], answer
+
+    chat = runner.chat(tools=[look_up], format=Answer, max_tokens=400)
+    for each in (chat, chat.fork()):
+        assert isinstance(each.send("Is it so?").parse(Answer).yes, bool)
+    chat.save(tmp_path / "chat.json")
+    assert runner.load_chat(tmp_path / "chat.json").as_dict() == chat.as_dict()
+
+
+@dataclass
+class Answer:
+    yes: bool
+
+
 @pytest.mark.parametrize(
     "tools",
-    [5, WEATHER, "weather", [5], [{}], [{"function": None}], [{"function": {"name": 5}}], [{"name": "a", "of": {1}}]],
+    [
+        5,
+        WEATHER,
+        "weather",
+        [5],
+        [{}],
+        [{"function": None}],
+        [{"function": {"name": 5}}],
+        [{"name": "a", "of": {1}}],
+        [{"name": "a"}],
+    ],
 )
 def test_tools_that_cannot_be_described_are_refused(runner: Runner, tools: Any) -> None:
     with pytest.raises(RequestError, match="tools"):

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from bough.errors import RequestError
+from bough.models.chat.tools import find_problem
 from bough.models.defaults import unset_names
 from bough.sampling_params import PARAMETERS, TYPES, SamplingParams
 from bough.server.http import bounds
@@ -104,14 +105,11 @@ def _to_format(value: Any) -> Any:
 
 
 def _check_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    function = tool.get("function")
-    if tool.get("type") not in (None, "function") or not isinstance(function, dict):
-        raise ValueError("a tool has type 'function' and an object `function`")
-    if not isinstance(function.get("name"), str) or not function["name"]:
-        raise ValueError("a tool's function has no name")
-    if not isinstance(function.get("parameters"), dict | None):
-        raise ValueError(f"the parameters of {function['name'][:40]!r} must be a JSON schema object")
-    _check_schema(function.get("parameters") or {})
+    if tool.get("type") not in (None, "function"):
+        raise ValueError(f"its type is {bounds.show(tool['type'])}, and must be 'function'")
+    if problem := find_problem(tool.get("function"), needs_parameters=True):
+        raise ValueError(f"function{problem}")
+    _check_schema(tool["function"]["parameters"])
     return {**tool, "type": "function"}
 
 

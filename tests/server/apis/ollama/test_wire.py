@@ -264,10 +264,20 @@ def test_a_message_that_makes_no_sense_is_refused(message):
 
 
 @pytest.mark.parametrize(
-    "tool", [{}, {"type": "function"}, {"type": "web", "function": {"name": "f"}}, {"function": {"name": ""}}, "f"]
+    ("tool", "reason"),
+    [
+        ({}, "function is missing"),
+        ({"type": "function"}, "function is missing"),
+        ({"type": "web", "function": {"name": "f"}}, "its type is 'web'"),
+        ({"function": {"name": ""}}, "function.name is ''"),
+        ({"function": {"name": "f"}}, "function.parameters is missing"),
+        ({"function": {"name": "f", "parameters": []}}, "function.parameters is a list"),
+        ({"function": {"name": "f", "parameters": {"type": "string"}}}, "function.parameters.type is 'string'"),
+        ("f", "dictionary"),
+    ],
 )
-def test_a_tool_without_a_named_function_is_refused(tool):
-    with pytest.raises(ValidationError, match=r"tools\.0"):
+def test_a_tool_of_another_shape_is_refused_with_its_place(tool, reason):
+    with pytest.raises(ValidationError, match=rf"tools\.0\s.*{reason}"):
         read_chat(tools=[tool])
 
 
