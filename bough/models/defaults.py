@@ -40,7 +40,7 @@ class ModelDefaults:
         A model without any defaults changes nothing. Defaults of two origins are never mixed: a temperature that was chosen
         for the whole distribution does not suit a top-k from another origin.
         """
-        if not self.values:
+        if not self.values or not unset:
             return params
         return replace(params, **{name: self.values.get(name, NEUTRAL[name]) for name in unset})
 

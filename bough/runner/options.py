@@ -5,17 +5,22 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from bough.errors import RequestError
 from bough.models.chat.tools import find_problem
+from bough.prompting.ask import Ask
+from bough.prompting.user_prompt import read_prompt
 from bough.python_types import describe_tool, make_schema
 from bough.sampling_params import PARAMETERS, SamplingOptions, SamplingParams
-from bough.types import Tool
+from bough.types import Prompt, Tool
 
 _PROMPT = ("raw", "tools")
-_REQUEST = {name: name for name in ("salt", "keep_state", "choice")} | {"prompt_logprobs": "scores_prompt"}  # as in Request
+_REQUEST = {"salt": "salt", "keep_state": "keep_state", "choice": "first_choice", "prompt_logprobs": "scores_prompt"}
+"""Options by the fields of an `Ask`."""
+
 _EARLIER = {"store": "keep_state"}  # names that are still taken
 _OTHERS = {*_PROMPT, *_REQUEST, *_EARLIER, "template_kwargs", "is_cancelled", "on_progress"}
 _FLAGS = ("raw", "keep_state", "store", "prompt_logprobs", "truncate", "normalize")
@@ -162,6 +167,18 @@ def make_params(params: SamplingParams | None, given: Mapping[str, Any]) -> Samp
     return params or SamplingParams(**given)
 
 
+def ask_of(prompt: Prompt, params: SamplingParams | None, options: Mapping[str, Any]) -> Ask:
+    """What a request asks. Raises RequestError for a wrong prompt, and for an unknown or wrong option."""
+    return replace(ask_of_prompt(prompt, options), params=sampling_of(params, options), **request_of(options))
+
+
+def ask_of_prompt(prompt: Prompt, options: Mapping[str, Any]) -> Ask:
+    """The ask of a prompt alone. Raises RequestError."""
+    if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], str):
+        raise RequestError("a prompt is a text, messages, or token ids, and this is a list of texts: `batch` takes those")
+    return read_prompt(prompt, **template_of(options))
+
+
 def sampling_of(params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
     """The parameters of a request from one object or from its options. Raises RequestError for an unknown or wrong one."""
     check_options(options, RequestOptions.__annotations__)
@@ -169,7 +186,7 @@ def sampling_of(params: SamplingParams | None, options: Mapping[str, Any]) -> Sa
 
 
 def request_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `Request` besides its prompt, its sampling and its callbacks. Raises RequestError."""
+    """The fields of an ask besides its prompt and its sampling. Raises RequestError."""
     if type(options.get("choice", 0)) is not int:
         raise RequestError(f"choice is {options['choice']!r:.80}, and must be a whole number")
     options = with_present_names(options)

@@ -20,7 +20,8 @@ from bough.cache.disk import Disk, DiskError
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.steps import Steps
 from bough.errors import RequestError
-from bough.models.prompts import Prompts
+from bough.prompting.prompt import ModelFacts, encode_ask, encode_prefix
+from bough.prompting.user_prompt import read_prompt
 from bough.scheduling.worker import Worker
 from bough.types import Prompt
 
@@ -28,11 +29,12 @@ Result = TypeVar("Result")
 
 
 class CacheHandle:
-    def __init__(self, cache: PrefixCache, prompts: Prompts, worker: Worker) -> None:
+    def __init__(self, cache: PrefixCache, facts: ModelFacts, worker: Worker) -> None:
         self._cache = cache
-        self._prompts = prompts
+        self._facts = facts
+        self._decode = facts.prompts.decode
         self._worker = worker
-        self._viewer = Viewer(prompts.decode)
+        self._viewer = Viewer(facts.prompts.decode)
 
     def _run(self, start: Callable[[], Steps[Result]]) -> Result:
         return self._worker.run_in_slices(start).result()
@@ -58,16 +60,16 @@ class CacheHandle:
 
     def explain(self, prompt: Prompt, *, salt: str = "", **template: Any) -> Explanation:
         """How much of a prompt would be reused, and why no more."""
-        packed = self._prompts.encode(prompt, **_flat(template)).tokens.key
-        return self.look_up(packed, salt).explain(packed, self._prompts.decode)
+        packed = encode_ask(read_prompt(prompt, **_flat(template)), self._facts).tokens.key
+        return self.look_up(packed, salt).explain(packed, self._decode)
 
     def look_up(self, prompt: bytes, salt: str) -> Lookup:
         return self._call(lambda: look_up(self._cache, prompt, salt))
 
     def keep(self, prompt: Prompt, kept: bool = True, *, salt: str = "", **template: Any) -> Explanation:
         """Keep a prefix that is in the tree as a whole, or keep it no longer; computes nothing. Says how much is known."""
-        packed = self._prompts.encode_prefix(prompt, **_flat(template)).tokens.key
-        return self.keep_prefix(packed, kept, salt).explain(packed, self._prompts.decode)
+        packed = encode_prefix(read_prompt(prompt, **_flat(template)), self._facts).tokens.key
+        return self.keep_prefix(packed, kept, salt).explain(packed, self._decode)
 
     pin = keep  # the earlier name
 
@@ -82,7 +84,7 @@ class CacheHandle:
 
     def is_kept(self, prompt: Prompt, *, salt: str = "", **template: Any) -> bool:
         """Whether a prefix is in the tree and was asked to be kept."""
-        packed = self._prompts.encode_prefix(prompt, **_flat(template)).tokens.key
+        packed = encode_prefix(read_prompt(prompt, **_flat(template)), self._facts).tokens.key
         return self._call(lambda: self._cache.is_kept(packed, salt))
 
     def clear(self, salt: str | None = None) -> None:

@@ -1,7 +1,7 @@
 """The runtime of a loaded model: engine, tokenizer, cache and the engine's thread, wired together.
 
-The server and the library both encode a prompt, `prepare` a job, and submit it to the `worker`, the only thread that
-uses engine and tree. Before the worker starts, a benchmark may drive the engine itself.
+The server and the library both make a request of what a client asks (`bough/prompting`), `prepare` its job, and submit it
+to the `worker`, the only thread that uses engine and tree. Before the worker starts, a benchmark may drive the engine.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from bough.models.defaults import ModelDefaults, read_defaults
 from bough.models.files import ModelFiles
 from bough.models.prompts import Prompts
 from bough.models.tokenizer import Tokenizer
+from bough.prompting.prompt import ModelFacts
 from bough.runtime.cache_handle import CacheHandle
 from bough.runtime.embedding import Embedder, LaneEmbedder
 from bough.runtime.engine_thread import EngineOwner
@@ -75,7 +76,7 @@ class Runtime(EngineOwner):
             log.warning("%s; it is ignored", problem)
         self._tiers = tiers
         self.prompts = Prompts(tokenizer, engine.vocab_size)
-        self.user_prompts = self.prompts.writing_tools()  # of messages and tools as users of the library give them
+        self.facts = ModelFacts(self.name, self.prompts, engine.context_tokens, settings.max_tokens, self.defaults)
         self.prefix_cache = self._make_cache()
         self.chunk_size = ChunkSize(settings.chunk, largest=engine.max_chunk_tokens)
         self._vocabulary = _Vocabulary(tokenizer)
@@ -117,6 +118,16 @@ class Runtime(EngineOwner):
         if request.resumed_ids and (request.wants_state or scores):
             raise RequestError("an answer that goes on scores no prompt and has no embedding: these come before its tokens")
         return self._make_job(request, listener, asks_to_end)
+
+    def submit(self, prepared: object) -> None:
+        """Queue a job that was prepared here. Raises ShuttingDown, EngineStuck or QueueFull."""
+        assert isinstance(prepared, Job)
+        self.worker.submit(prepared)
+
+    @property
+    def stores_answers(self) -> bool:
+        """Whether the state of answers is kept for reuse."""
+        return self.prefix_cache.is_enabled
 
     def _require_state(self, *, prompt_logprobs: bool) -> None:
         if not self.engine.state_size:
@@ -177,13 +188,13 @@ class Runtime(EngineOwner):
     @cached_property
     def cache(self) -> CacheHandle:
         """Access to the tree for users of the library."""
-        return CacheHandle(self.prefix_cache, self.user_prompts, self.worker)
+        return CacheHandle(self.prefix_cache, self.facts, self.worker)
 
     @cached_property
     def embedder(self) -> Embedder:
         """Turns texts into vectors by the last hidden state. Raises RequestError if the model has none."""
         self._require_state(prompt_logprobs=False)
-        return LaneEmbedder(self.engine, self.prompts, self.prepare, lambda job: self.worker.submit(job))
+        return LaneEmbedder(self.engine, self.prompts, self.prepare, self.submit)
 
     def _tidy(self) -> bool:
         """Drop expired state, and now and then return free memory to the system; returns whether there is more to do."""

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from bough import RequestError, Runner
-from bough.models.chat.messages import prepare_messages
+from bough.prompting.ask import Ask
+from bough.prompting.prompt import encode_ask
 from bough.python_types import describe_tool
 from bough.server.apis.openai.chat import OpenAIMessage, read_messages
 
@@ -37,11 +38,8 @@ def asked(arguments: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("arguments", ['{"city": "Köln"}', "{}", ""])
 def test_messages_as_openai_has_them_make_the_prompt_that_the_server_makes(runner: Runner, arguments: str) -> None:
     read = read_messages([OpenAIMessage(**message) for message in asked(arguments)])
-    prompts = runner.runtime.prompts
-    knows_tools = prompts.tokenizer.template.supports_tools
-    given = prepare_messages(read, [WEATHER], template_knows_tools=knows_tools)
-    served = prompts.encode(given.messages, tools=given.tools).tokens.ids
-    assert runner.tokenize(asked(arguments), tools=[WEATHER]) == list(served)
+    served = encode_ask(Ask("m", messages=read, tools=[WEATHER]), runner.runtime.facts).tokens.ids
+    assert runner.tokenize(asked(arguments), tools=[WEATHER]) == served
 
 
 def test_arguments_as_text_and_as_an_object_make_one_prompt(runner: Runner) -> None:

@@ -19,8 +19,8 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Answered, Ask, PromptProgress, ScoredToken
+from bough.prompting.ask import Ask
+from bough.server.serving.answer import Answer, Answered, PromptProgress, ScoredToken
 from bough.server.serving.service import Service
 
 Pieces = AsyncGenerator[str, None]

@@ -18,8 +18,10 @@ from typing import Any, Literal
 from bough.config import Settings
 from bough.errors import PromptTooLong, RequestCancelled
 from bough.generate.request import Request
-from bough.server.serving.answer import Answer, ChoiceNews, make_listener
-from bough.server.serving.ask import Answered, Ask, Finished, tenant_of
+from bough.models.encoder import PromptLimit
+from bough.prompting.ask import Ask, tenant_of
+from bough.prompting.prompt import AnswerFormat, ModelFacts, encode_ask, prepare_request
+from bough.server.serving.answer import Answer, Answered, ChoiceNews, Finished, make_listener
 from bough.server.serving.cache import CacheService
 from bough.server.serving.catalog import Catalog, LoadedEntry
 from bough.server.serving.embedding import EmbeddingService
@@ -33,7 +35,6 @@ from bough.server.serving.loaded.progress import (
     note_record,
 )
 from bough.server.serving.metrics import Metrics
-from bough.server.serving.prompting.prompt import AnswerFormat, ModelFacts, encode_ask, prepare_request
 from bough.server.serving.tokens import TokenService
 from bough.system.inbox import Inbox, Mailbox
 from bough.types import SamplingParams
@@ -144,17 +145,16 @@ class Service:
     async def require_fit(self, ask: Ask) -> None:
         """Raise PromptTooLong unless the prompt of an ask leaves room in the model's context."""
         async with self.models.using(ask.model, ask.keep_alive_s) as loaded:
-            num_tokens, context = await self._count_tokens(ask, loaded), loaded.generator.context_tokens
+            num_tokens, context = await self._count_tokens(ask, loaded), loaded.facts().context_tokens
         if num_tokens + (ask.params.max_tokens != 0) > context:
             raise PromptTooLong(num_tokens, context)
 
     async def _count_tokens(self, ask: Ask, loaded: LoadedModel) -> int:
         def count(is_cancelled: Callable[[], bool]) -> int:
             unbounded = replace(self.catalog.complete(ask), params=SamplingParams(max_tokens=0))
-            facts, sorts_tools = loaded.facts(unbounded.template), self.settings.sort_tools
-            most = COUNTED_CONTEXTS * facts.context_tokens
-            prompt = encode_ask(unbounded, facts, sorts_tools=sorts_tools, max_tokens=most, is_cancelled=is_cancelled)
-            return len(prompt.tokens)
+            facts = loaded.facts(unbounded.template)
+            limit = PromptLimit(COUNTED_CONTEXTS * facts.context_tokens, is_cancelled)
+            return len(encode_ask(unbounded, facts, limit, sorts_tools=self.settings.sort_tools).tokens)
 
         return await loaded.threads.run(count, ask.num_chars)
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bough.errors import PromptTooLong, RequestError
-from bough.models.chat.messages import prepare_messages
 from bough.models.encoder import PromptLimit
-from bough.server.serving.ask import Ask
-from bough.server.serving.loaded import LoadedModel, LoadedModels
+from bough.prompting.ask import Ask
+from bough.prompting.prompt import ModelFacts, encode_ask
+from bough.server.serving.loaded import LoadedModels
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,12 @@ class TokenizedText:
 class TokenOptions:
     """How a prompt becomes tokens.
 
-    A text gets the model's start token (`has_start`), and its special tokens are read as such (`has_special`). Messages go
-    up to the start of the answer (`begins_answer`). `has_pieces` asks for the bytes of each token.
+    A text gets the model's start token (`has_start`), and its special tokens are read as such (`has_special`).
+    `has_pieces` asks for the bytes of each token.
     """
 
     has_start: bool = False
     has_special: bool = True
-    begins_answer: bool = True
     has_pieces: bool = False
 
 
@@ -45,14 +44,14 @@ class TokenService:
         """The tokens of a text or of messages. Raises RequestError if there are too many of them."""
 
         def work(is_cancelled: Callable[[], bool]) -> TokenizedText:
-            prompts = loaded.generator.prompts
+            facts = loaded.generator.facts
             try:
-                ids = _encode(ask, loaded, options, PromptLimit(max_tokens, is_cancelled))
+                ids = _encode(ask, facts, options, PromptLimit(max_tokens, is_cancelled))
             except PromptTooLong as error:
                 number = f"{'at least ' * error.is_least}{error.prompt_tokens:,}"
                 raise RequestError(f"the prompt has {number} tokens, and may have {max_tokens:,}") from error
-            pieces = [prompts.tokenizer.token_bytes(each) for each in ids] if options.has_pieces else []
-            return TokenizedText(ids, pieces, loaded.generator.context_tokens)
+            pieces = [facts.prompts.tokenizer.token_bytes(each) for each in ids] if options.has_pieces else []
+            return TokenizedText(ids, pieces, facts.context_tokens)
 
         async with self._models.using(self._models.choose_name(ask.model)) as loaded:
             return await loaded.threads.run(work, ask.num_chars)
@@ -61,7 +60,7 @@ class TokenService:
         """The text of ids, special tokens included. Raises RequestError for an id outside the vocabulary."""
 
         def work(is_cancelled: Callable[[], bool]) -> str:
-            prompts = loaded.generator.prompts
+            prompts = loaded.generator.facts.prompts
             known = prompts.encode(ids).tokens  # checks them
             if not prompts.tokenizer.has_text:
                 raise RequestError("the model has no tokenizer: its token ids have no text")
@@ -71,14 +70,10 @@ class TokenService:
             return await loaded.threads.run(work, len(ids))
 
 
-def _encode(ask: Ask, loaded: LoadedModel, options: TokenOptions, limit: PromptLimit) -> Sequence[int]:
-    prompts = loaded.generator.prompts
-    if ask.messages is None:
-        text = ask.text or ""
-        ids = prompts.tokenizer.encode(text, limit, has_start=options.has_start, has_special=options.has_special)
-        limit.check(len(ids))
-        return ids
-    knows_tools = "tools" in loaded.info.capabilities
-    given = prepare_messages(ask.messages, ask.tool_choice.offer(ask.tools), template_knows_tools=knows_tools)
-    begins = options.begins_answer
-    return prompts.encode(given.messages, tools=given.tools, limit=limit, add_generation_prompt=begins).tokens
+def _encode(ask: Ask, facts: ModelFacts, options: TokenOptions, limit: PromptLimit) -> Sequence[int]:
+    if ask.messages is not None:
+        return encode_ask(ask, facts, limit).tokens
+    tokenizer = facts.prompts.tokenizer
+    ids = tokenizer.encode(ask.text or "", limit, has_start=options.has_start, has_special=options.has_special)
+    limit.check(len(ids))
+    return ids

@@ -15,13 +15,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from bough.prompting.ask import Ask
 from bough.server.apis.anthropic.wire import CountRequest, MessagesRequest, to_ask
 from bough.server.http.errors import HttpError, to_http_error
 from bough.server.http.json_routes import SaltOf, ServiceOf, read_ask, route_class
 from bough.server.http.logs import current_trace
 from bough.server.http.streaming import Pieces, answer_ask, cancel_on_disconnect, progress_comment, sse, to_json
-from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Answered, Ask, Delta, Finished, PromptProgress
+from bough.server.serving.answer import Answer, Answered, Delta, Finished, PromptProgress
 from bough.server.serving.service import Service
 from bough.types import ToolCall, Usage
 

@@ -18,13 +18,13 @@ from pydantic import Field
 from bough.config import Settings
 from bough.errors import RequestError
 from bough.models.defaults import unset_names
+from bough.prompting.ask import Ask
 from bough.server.apis.ollama.wire import Messages
 from bough.server.http.bounds import SHORT_NAME, check_schema
 from bough.server.http.errors import format_plain_error, to_http_error
 from bough.server.http.json_routes import SaltOf, ServiceOf, Wire, route_class
 from bough.server.http.streaming import NDJSON, ClosingStream, Pieces, cancel_on_disconnect, json_line
-from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Ask, Delta, PromptProgress
+from bough.server.serving.answer import Answer, Delta, PromptProgress
 from bough.types import SamplingParams
 
 router = APIRouter(prefix="/api/run", route_class=route_class(format_plain_error), tags=["run"])

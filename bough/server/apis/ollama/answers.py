@@ -21,14 +21,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from bough.errors import RequestError
+from bough.prompting.ask import Ask
 from bough.server.apis.ollama import wire
 from bough.server.apis.ollama.wire import nanoseconds, write_time
 from bough.server.http import streaming
 from bough.server.http.errors import format_plain_error, to_http_error
 from bough.server.http.json_routes import SaltOf, ServiceOf, route_class
 from bough.server.http.streaming import NDJSON, EventFrame, Pieces, cancel_on_disconnect, json_line
-from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Ask, Delta, Event, Finished, Started
+from bough.server.serving.answer import Answer, Delta, Event, Finished, Started
 from bough.server.serving.service import Service
 from bough.types import Message
 

@@ -14,13 +14,13 @@ from fastapi.responses import Response
 
 from bough.errors import RequestError
 from bough.models.chat.messages import check_messages
+from bough.prompting.ask import Ask
 from bough.server.apis.openai import wire
 from bough.server.http import bounds
 from bough.server.http.errors import to_http_error
 from bough.server.http.json_routes import SaltOf, ServiceOf, Wire, read_ask, route_class
 from bough.server.http.streaming import EventFrame, Pieces, answer_ask, progress_comment, sse, to_json, write_logprobs
-from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Answered, Ask, Delta, Event, Finished, PromptProgress, ScoredToken
+from bough.server.serving.answer import Answer, Answered, Delta, Event, Finished, PromptProgress, ScoredToken
 from bough.types import Message, ToolCall
 
 router = APIRouter(route_class=route_class(wire.format_error), tags=["OpenAI"])

@@ -17,13 +17,14 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from bough.errors import RequestError
+from bough.prompting.ask import Ask
+from bough.prompting.echo import EchoedPrompt
 from bough.server.apis.openai import wire
 from bough.server.http.bounds import MAX_ANSWERS, MAX_PROMPTS
 from bough.server.http.errors import to_http_error
 from bough.server.http.json_routes import SaltOf, ServiceOf, read_ask, route_class
 from bough.server.http.streaming import EVENT_STREAM, ClosingStream, Pieces, cancel_on_disconnect, progress_comment, sse
-from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Answered, Ask, Delta, EchoedPrompt, Finished, PromptProgress, ScoredToken
+from bough.server.serving.answer import Answer, Answered, Delta, Finished, PromptProgress, ScoredToken
 from bough.server.serving.service import Service
 from bough.system.tasks import gather
 

@@ -13,7 +13,7 @@ from typing import Any
 from bough.server.apis.openai.wire import LEAST_LOGPROB, count, make_id, write_loop
 from bough.server.http.errors import to_http_error
 from bough.server.http.streaming import to_json, write_logprobs
-from bough.server.serving.ask import Delta, Finished, ScoredToken, Started
+from bough.server.serving.answer import Delta, Finished, ScoredToken, Started
 from bough.types import ToolCall
 
 Item = dict[str, Any]

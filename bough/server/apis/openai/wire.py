@@ -17,13 +17,14 @@ from pydantic import Field
 from bough.errors import RequestError
 from bough.models.chat.tools import find_problem
 from bough.models.defaults import unset_names
+from bough.prompting.ask import ToolChoice
 from bough.sampling_params import PARAMETERS, TYPES, Parameter, SamplingParams
 from bough.server.apis.openai.strict import check_strict
 from bough.server.http import bounds
 from bough.server.http.errors import HttpError
 from bough.server.http.json_routes import Wire, read_json, with_fields
 from bough.server.http.streaming import sse
-from bough.server.serving.ask import Finished, ToolChoice
+from bough.server.serving.answer import Finished
 
 DONE = sse("[DONE]")
 LEAST_LOGPROB = -9999.0  # OpenAI's for a probability of nearly 0; JSON has no infinity

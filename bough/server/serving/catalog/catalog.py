@@ -26,8 +26,8 @@ from bough.models.aliases import Alias, AliasRules, Overlay
 from bough.models.sources import find_local
 from bough.models.store import describe_names, plain_name
 from bough.models.tokenizer import load_tokenizer
+from bough.prompting.ask import Ask
 from bough.runtime import gguf_support
-from bough.server.serving.ask import Ask
 from bough.server.serving.catalog.entries import CatalogEntry, InfoMemo, TwinMemo, read_entry
 from bough.server.serving.catalog.overlay import apply_overlay, check_overlay, merge_overlays
 from bough.types import Progress

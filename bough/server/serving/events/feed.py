@@ -68,7 +68,7 @@ class ModelFeed:
     ) -> None:
         self.loaded = loaded
         self._generator = loaded.generator
-        self._tree = self._generator.tree
+        self._tree = loaded.tree
         self._requests = requests
         self._followed = FollowedRequests(loaded.name)
         self._readers = readers
@@ -152,7 +152,7 @@ class ModelFeed:
                 known.packed = (each.prompt + Tokens.of(each.answer_ids)).key
 
     def _decode(self, packed: bytes) -> str:
-        return self._generator.prompts.decode(unpack(packed))
+        return self._generator.facts.prompts.decode(unpack(packed))
 
     def _send_tree(self, is_reset: bool, pieces: NodePieces) -> None:
         if is_reset:

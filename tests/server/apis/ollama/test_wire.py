@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from bough.errors import RequestError
 from bough.models.defaults import NEUTRAL
+from bough.prompting.ask import Ask
 from bough.sampling_params import TO_THE_END
 from bough.server.apis.ollama.wire import (
     NamedRequest,
@@ -19,7 +20,6 @@ from bough.server.apis.ollama.wire import (
     parse_keep_alive,
     write_time,
 )
-from bough.server.serving.ask import Ask
 
 USER = {"role": "user", "content": "Hello"}
 

@@ -11,11 +11,12 @@ import pytest
 
 from bough.errors import EngineError, PromptTooLong, RequestError
 from bough.models.defaults import NEUTRAL
+from bough.prompting.ask import ToolChoice
+from bough.prompting.forced_calls import schema_of_call
 from bough.server.apis.openai.chat import OpenAIChatRequest, to_ask, write_events, write_whole
 from bough.server.apis.openai.wire import format_error
 from bough.server.http.errors import to_http_error
-from bough.server.serving.ask import Answered, Delta, PromptProgress, ToolChoice
-from bough.server.serving.prompting.prompt import forced_format
+from bough.server.serving.answer import Answered, Delta, PromptProgress
 from bough.types import SamplingParams
 from tests.server.scripted_answer import LOOP, THOUGHT, WEATHER, collect, finish, parse, script
 from tests.server.servers import Address
@@ -413,8 +414,8 @@ def test_a_strict_schema_that_is_right_is_followed_and_the_rest_of_a_schema_is_d
 def test_a_tool_may_leave_out_its_parameters_and_then_has_no_arguments() -> None:
     tool = {"type": "function", "function": {"name": "now"}}
     asked = to_ask(body(tools=[tool], tool_choice="required"), "")
-    forced = forced_format(asked.tools, asked.tool_choice)
-    assert forced is not None and forced["properties"]["arguments"] == {"properties": {}, "type": "object"}
+    forced = schema_of_call(asked.tools, asked.tool_choice.name)
+    assert forced["properties"]["arguments"] == {"properties": {}, "type": "object"}
 
 
 def test_unknown_fields_are_ignored(ask: Any) -> None:

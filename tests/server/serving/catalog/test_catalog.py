@@ -14,7 +14,7 @@ from bough.config import Settings
 from bough.errors import ModelNotFound, RequestError, SettingsError, UnsupportedModel
 from bough.models import ModelFiles, ModelFolder
 from bough.models.aliases import Overlay
-from bough.server.serving.ask import Ask
+from bough.prompting.ask import Ask
 from bough.server.serving.catalog import Catalog, human_number
 from tests.models.tiny_tokenizer import THINKS, byte_level
 from tests.tiny_models import make_folder, make_model

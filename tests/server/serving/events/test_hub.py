@@ -14,8 +14,8 @@ import pytest
 from bough.config import Settings
 from bough.errors import ShuttingDown, Unavailable
 from bough.models import ModelFiles
+from bough.prompting.ask import Ask
 from bough.server.app import make_service
-from bough.server.serving.ask import Ask
 from bough.server.serving.events import feed
 from bough.server.serving.events.hub import MOST_OF_ONE, MOST_READERS
 from bough.server.serving.events.reader import EventReader

@@ -11,8 +11,9 @@ from prometheus_client import generate_latest
 
 from bough.cache.admin.nodes import read_node
 from bough.errors import EngineError, EngineStuck, PromptTooLong, RequestError, ShuttingDown, Unavailable
+from bough.prompting.ask import Ask
 from bough.server.apis.bough.health import status_of
-from bough.server.serving.ask import Ask, Delta, Finished
+from bough.server.serving.answer import Delta, Finished
 from bough.server.serving.cache import NodeName
 from bough.server.serving.embedding import EmbedAsk
 from bough.server.serving.remote.held_pages import ROUTED_TOKENS, digest_prompt, make_keys

@@ -13,7 +13,7 @@ import pytest
 from bough.cache.admin.nodes import evict_node, keep_node, read_node
 from bough.cache.tree.tokens import num_tokens
 from bough.errors import NodeNotFound, RequestError
-from bough.server.serving.ask import Ask
+from bough.prompting.ask import Ask
 from bough.server.serving.cache import NodeName
 from bough.server.serving.loaded.progress import RecordSlot, current_slot
 from bough.server.serving.model.contract import TEXT_TOKENS, Look, WatchedRequest
