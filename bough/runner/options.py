@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict
 
 from bough.errors import RequestError
 from bough.models.chat.tools import find_problem
-from bough.prompting.ask import Ask
+from bough.prompting.ask import Ask, ToolChoice
 from bough.prompting.user_prompt import read_prompt
 from bough.python_types import describe_tool, make_schema
 from bough.sampling_params import PARAMETERS, SamplingOptions, SamplingParams
@@ -22,7 +22,7 @@ _REQUEST = {"salt": "salt", "keep_state": "keep_state", "choice": "first_choice"
 """Options by the fields of an `Ask`."""
 
 _EARLIER = {"store": "keep_state"}  # names that are still taken
-_OTHERS = {*_PROMPT, *_REQUEST, *_EARLIER, "template_kwargs", "is_cancelled", "on_progress"}
+_OTHERS = {*_PROMPT, *_REQUEST, *_EARLIER, "template_kwargs", "tool_choice", "is_cancelled", "on_progress"}
 _FLAGS = ("raw", "keep_state", "store", "prompt_logprobs", "truncate", "normalize")
 _CALLBACKS = ("is_cancelled", "on_progress")
 _NOT_FOR_TEMPLATES = {"chat_template", "continue_final_message", "limit", "messages", "prompt", "self", *_PROMPT}
@@ -45,9 +45,11 @@ class PromptOptions(PrefixOptions, total=False):
 class SharedOptions(SamplingOptions, PrefixOptions, total=False):
     """Options of chats and all requests.
 
-    `keep_state=False` keeps nothing, as does its earlier name `store`; `prompt_logprobs` scores the prompt's tokens, too.
+    `tool_choice` is "auto", "none", "required" or the name of a tool that must be called. `keep_state=False` keeps nothing,
+    as does its earlier name `store`; `prompt_logprobs` scores the prompt's tokens, too.
     """
 
+    tool_choice: str | None
     keep_state: bool
     store: bool
     prompt_logprobs: bool
@@ -169,7 +171,13 @@ def make_params(params: SamplingParams | None, given: Mapping[str, Any]) -> Samp
 
 def ask_of(prompt: Prompt, params: SamplingParams | None, options: Mapping[str, Any]) -> Ask:
     """What a request asks. Raises RequestError for a wrong prompt, and for an unknown or wrong option."""
-    return replace(ask_of_prompt(prompt, options), params=sampling_of(params, options), **request_of(options))
+    ask, sampling = ask_of_prompt(prompt, options), sampling_of(params, options)
+    choice = ToolChoice.of(options.get("tool_choice"), ask.tools)
+    if choice.mode == "required" and sampling.format is not None:
+        raise RequestError(
+            f"tool_choice {options['tool_choice']!r} and format both say what the answer is: give one of them"
+        )
+    return replace(ask, params=sampling, tool_choice=choice, **request_of(options))
 
 
 def ask_of_prompt(prompt: Prompt, options: Mapping[str, Any]) -> Ask:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -117,3 +117,38 @@ def test_a_message_or_a_call_that_is_none_is_refused_by_its_number(runner: Runne
     messages: Any = [{"role": "user", "content": "Hello"}, message]
     with pytest.raises(RequestError, match=r"messages\[1\]"):
         runner.generate(messages, max_tokens=1)
+
+
+def wait() -> None: ...
+def toss(side: Literal["head", "tail"]) -> str:
+    return side
+
+
+@pytest.mark.parametrize("choice", ["required", "toss"])
+def test_a_call_that_is_required_is_made(runner: Runner, choice: str) -> None:
+    answer = runner.generate("Hello", tools=[wait, toss], tool_choice=choice, max_tokens=400)
+    (call,) = answer.tool_calls
+    assert call.name == "toss" or (choice == "required" and call.name == "wait")
+    assert call.arguments.get("side") in (("head", "tail") if call.name == "toss" else (None,))
+
+
+def test_without_a_choice_the_prompt_offers_the_tools_and_with_none_it_does_not(runner: Runner) -> None:
+    def count(**options: Any) -> int:
+        return runner.generate("Hello", max_tokens=1, **options).usage.prompt_tokens
+
+    assert count(tools=[WEATHER]) == count(tools=[WEATHER], tool_choice="auto") > count()
+    assert count(tools=[WEATHER], tool_choice="none") == count()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"tool_choice": "tide"}, "'tide', and the tools are weather"),
+        ({"tool_choice": 5}, "5, and the tools are weather"),
+        ({"tool_choice": "required", "tools": None}, "there are no tools"),
+        ({"tool_choice": "weather", "format": "json"}, "give one of them"),
+    ],
+)
+def test_a_choice_that_is_none_is_refused(runner: Runner, options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        runner.generate("Hello", **{"tools": [WEATHER], **options}, max_tokens=1)
