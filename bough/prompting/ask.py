@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from bough.errors import RequestError
 from bough.types import Message, SamplingParams, Tool
 
 ToolMode = Literal["auto", "none", "required"]
@@ -18,6 +19,21 @@ class ToolChoice:
     mode: ToolMode = "auto"
     name: str | None = None
     is_single: bool = False  # at most one call
+
+    @classmethod
+    def of(cls, choice: str | None, tools: Sequence[Tool]) -> ToolChoice:
+        """The choice by its word, or by the name of a tool, which must be called then. Raises RequestError."""
+        if choice in (None, "auto"):
+            return cls()
+        if choice == "none":
+            return cls("none")
+        names = [tool["function"]["name"] for tool in tools]
+        if not names or (choice != "required" and choice not in names):
+            known = f"the tools are {', '.join(names)}" if names else "there are no tools"
+            raise RequestError(
+                f"tool_choice is {choice!r:.80}, and {known}; it may be auto, none, required or a tool's name"
+            )
+        return cls("required", None if choice == "required" else choice, is_single=True)
 
     def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
         """The tools for the prompt: none, if the model must not call one."""

@@ -23,7 +23,7 @@ def schema_of_call(tools: Sequence[Tool], name: str | None = None) -> dict[str, 
 
 def _call_schema(function: Mapping[str, Any], place: str) -> dict[str, Any]:
     """The schema of a call. Parameters that refer to parts of themselves move into the definitions."""
-    arguments: dict[str, Any] = {**(function.get("parameters") or {}), "type": "object"}
+    arguments: dict[str, Any] = {**(function.get("parameters") or {"properties": {}}), "type": "object"}
     moved = _refer_below(arguments, f"#/$defs/{place}")
     schema = {
         "type": "object",

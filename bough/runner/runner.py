@@ -214,7 +214,8 @@ class Runner:
         runtime, ask = self.runtime, ask_of(prompt, params, options)
         request = prepare_request(ask, runtime.facts)
         job = runtime.prepare(request, reader.listener, reader.cancellation.check)
-        return PreparedJob(job, ask.tools, bool(ask.tools) and runtime.prompts.starts_thinking(request.tokens))
+        tools = ask.tool_choice.offer(ask.tools)
+        return PreparedJob(job, tools, bool(tools) and runtime.prompts.starts_thinking(request.tokens))
 
     def batch(
         self,

@@ -91,8 +91,8 @@ def to_ask(body: OpenAIChatRequest, salt: str) -> Ask:
         raise RequestError(f"top_logprobs is {body.top_logprobs}, and needs logprobs to be true")
     num_alternatives = (body.top_logprobs or 0) if body.logprobs else None
     wanted = body.response_format or ResponseFormat(type="text")
-    schema = wanted.json_schema.schema_ if wanted.json_schema else None
-    answer_format = wire.read_format(wanted.type, schema, "response_format.json_schema")
+    schema, strict = (wanted.json_schema.schema_, wanted.json_schema.strict) if wanted.json_schema else (None, None)
+    answer_format = wire.read_format(wanted.type, schema, strict, "response_format.json_schema")
     return Ask(
         model=body.model,
         messages=read_messages(body.messages),

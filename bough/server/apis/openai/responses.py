@@ -53,6 +53,7 @@ class TextFormat(Wire):
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
+    strict: bool | None = None
     schema_: Annotated[dict[str, Any], bounds.SMALL_SCHEMA] | None = Field(default=None, alias="schema")
 
 
@@ -109,7 +110,7 @@ def to_ask(body: ResponseRequest, salt: str) -> Ask:
     params = SamplingParams(
         max_tokens=body.max_output_tokens,
         logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
-        format=wire.read_format(wanted.type, wanted.schema_, "text.format.schema"),
+        format=wire.read_format(wanted.type, wanted.schema_, wanted.strict, "text.format.schema"),
         **wire.with_defaults(body.temperature, body.top_p),
     )
     return Ask(
