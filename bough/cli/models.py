@@ -24,10 +24,12 @@ from bough.errors import ModelError, ModelNotFound, Unavailable
 from bough.models import ModelFiles, ModelFolder, ModelInfo, PullPlan
 from bough.models.aliases import Alias
 from bough.models.encoders.files import ModelKind, find_kind
-from bough.models.fetching.registry import SHORT_NAMES
+from bough.models.fetching.short_names import list_catalogue
 from bough.models.store import plain_name, tagged_name
 from bough.runtime import find_advice, gguf_support, load_encoder, make_engine
+from bough.system.resources import read_host_memory
 
+_FITS = {"yes": "yes", "tight": "just", "no": "no"}
 _LARGE_BYTES = 2 * 10**9  # above this a download needs a yes on a terminal
 
 
@@ -39,14 +41,16 @@ def pull(
             show_default=False,
         ),
     ] = None,
-    lists: Annotated[bool, typer.Option("--list", help="List the short names, with sizes and licences.")] = False,
+    lists: Annotated[
+        bool, typer.Option("--list", help="List the short names, and which fit into this machine's memory.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before a large download.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Fetch a model. An interrupted download continues where it stopped."""
     screen = Screen()
     if lists:
-        return _list_short_names(screen, as_json)
+        return _list_catalogue(screen, load_settings(), as_json)
     if name is None:
         raise typer.BadParameter("give the name of a model, or --list for the short names")
     settings = load_settings()
@@ -70,14 +74,16 @@ def pull(
     )
 
 
-def _list_short_names(screen: Screen, as_json: bool) -> None:
+def _list_catalogue(screen: Screen, settings: Settings, as_json: bool) -> None:
+    found = list_catalogue(read_host_memory().total_bytes, gguf_support(settings).is_preferred)
     if as_json:
-        facts = [asdict(each) | {"names": list(each.names)} for each in SHORT_NAMES]
-        return screen.write_line(json.dumps(facts, indent=2))
-    rows = [("NAME", "PARAMETERS", "DOWNLOAD", "LICENCE", "FROM")]
-    for each in SHORT_NAMES:
-        sizes = (count(each.num_parameters), filesize.decimal(each.download_bytes))
-        rows.append((", ".join(reversed(each.names)), *sizes, each.license, each.repository or "package index"))
+        return screen.write_line(json.dumps([asdict(each) for each in found], indent=2))
+    rows = [("NAME", "PARAMETERS", "DOWNLOAD", "WEIGHTS", "MEMORY", "FITS", "LICENCE", "FROM")]
+    for each in found:
+        sizes = (count(each.num_parameters), filesize.decimal(each.download_bytes), each.weights)
+        fits = (filesize.decimal(each.needed_bytes), _FITS[each.fits])
+        names = ", ".join(reversed(each.names))
+        rows.append((names, *sizes, *fits, each.license, each.repository or "package index"))
     return screen.write_lines(align(rows, screen.width))
 
 

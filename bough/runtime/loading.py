@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -32,6 +33,7 @@ from bough.runtime.tiers import open_tiers
 from bough.scheduling.worker import Limits
 from bough.system.distribution import find_untested, install_command
 from bough.system.processes import without_gc
+from bough.system.resources import may_have_gpu
 from bough.types import Progress
 
 log = logging.getLogger(__name__)
@@ -115,12 +117,29 @@ def _note_overlay(name: str, settings: Settings) -> None:
 
 
 def gguf_support(settings: Settings) -> GgufSupport:
-    """What the engine of the settings can do with GGUF files. Imports no engine."""
+    """What the engine of the settings can do with GGUF files. Imports torch only where there may be a GPU for it."""
     try:
         engine = choose_engine(settings)
     except UnsupportedModel as error:  # fetching safetensors needs no engine: only a GGUF file raises this
         return GgufSupport(False, False, str(error))
-    return GgufSupport(is_readable=engine == "mlx", is_convertible="torch" in find_installed())
+    keeps_quantized = engine == "torch" and _keeps_quantized(settings)
+    return GgufSupport(engine == "mlx", "torch" in find_installed(), is_preferred=keeps_quantized)
+
+
+def _keeps_quantized(settings: Settings) -> bool:
+    """Whether torch would compute with the weights of a GGUF file as they are: on a CPU for which there are kernels."""
+    if settings.weights == "float32" or settings.dtype not in ("auto", "float32"):
+        return False
+    if settings.device == "auto" and (may_have_gpu() or sys.platform == "darwin"):
+        from bough.engines.torch.device import choose_device
+
+        is_on_cpu = choose_device("auto").type == "cpu"
+    else:
+        is_on_cpu = settings.device in ("auto", "cpu")
+    try:
+        return is_on_cpu and bool(load_kernels())
+    except KernelsMissing:
+        return False
 
 
 def find_limits(files: ModelFiles, engine: Engine, settings: Settings) -> list[str]:

@@ -23,7 +23,7 @@ from tests.tiny_models import make_folder
 @pytest.mark.parametrize(
     ("engine", "installed", "found"),
     [
-        ("torch", {"torch", "mlx"}, GgufSupport(is_readable=False, is_convertible=True)),
+        ("torch", {"torch", "mlx"}, GgufSupport(is_readable=False, is_convertible=True, is_preferred=True)),
         ("mlx", {"torch", "mlx"}, GgufSupport(is_readable=True, is_convertible=True)),
         ("mlx", {"mlx"}, GgufSupport(is_readable=True, is_convertible=False)),
     ],
@@ -31,10 +31,32 @@ from tests.tiny_models import make_folder
 def test_mlx_reads_gguf_files_and_torch_converts_them(
     engine: str, installed: set[str], found: GgufSupport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(loading, "load_kernels", lambda: "kernels")
     monkeypatch.setattr("bough.engines.choice.find_installed", lambda: installed)
     monkeypatch.setattr("bough.runtime.loading.find_installed", lambda: installed)
 
-    assert gguf_support(Settings(engine=engine)) == found
+    assert gguf_support(Settings(engine=engine, device="cpu")) == found
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [Settings(device="cuda"), Settings(device="cpu", weights="float32"), Settings(device="cpu", dtype="bfloat16")],
+)
+def test_a_quantized_file_is_not_preferred_where_its_weights_would_be_unpacked(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "load_kernels", lambda: "kernels")
+
+    assert not gguf_support(settings).is_preferred
+
+
+def test_a_quantized_file_is_not_preferred_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise KernelsMissing("there are none for this CPU", "")
+
+    monkeypatch.setattr(loading, "load_kernels", fail)
+
+    assert not gguf_support(Settings(engine="torch", device="cpu")).is_preferred
 
 
 def test_without_the_engine_the_reason_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ class Backends:
     def find_near(self, name: str) -> str | None:
         """The model whose name was misspelt as this one, if any."""
         from bough.models import ModelFolder
-        from bough.models.fetching.registry import SHORT_NAMES
+        from bough.models.fetching.short_names import SHORT_NAMES
 
         served = self._client.get("/api/tags")["models"] if self._client is not None else []
         names = [each["name"] for each in served]
