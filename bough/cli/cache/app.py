@@ -18,6 +18,7 @@ from bough.cache.disk import DiskError, NotOwner
 from bough.cli import options
 from bough.cli.cache.archive import export_file, import_file
 from bough.cli.cache.trees import DiskUse, RunningServer, choose_trees, measure_use, running_server, size_bytes
+from bough.cli.groups import CommandApp
 from bough.cli.terminal.columns import ago, align, describe, memory
 from bough.cli.terminal.progress import show_progress
 from bough.cli.terminal.screen import Screen, confirm_or_exit
@@ -26,7 +27,7 @@ from bough.errors import BoughError
 from bough.models import Progress
 from bough.runtime.tiers import clear_shared
 
-app = typer.Typer(help="Show, check, delete, export and import the trees on disk.", no_args_is_help=True)
+app = CommandApp("Show, check, delete, export and import the trees on disk.")
 
 Model = Annotated[str | None, typer.Argument(help="A model, or the name of one of its trees; not given: all.")]
 
