@@ -18,8 +18,9 @@ from bough.cli import options
 from bough.cli.backends.choice import Backends
 from bough.cli.backends.contract import Backend
 from bough.cli.chat.chat import TerminalChat
-from bough.cli.chat.commands import describe_session
-from bough.cli.chat.loop import history, read_message, run_chat
+from bough.cli.chat.commands import COMMANDS, describe_session
+from bough.cli.chat.line_editor import LineEditor
+from bough.cli.chat.loop import run_chat
 from bough.cli.chat.parameters import NAMES, check, read_format
 from bough.cli.chat.sessions import FIRST, ChatSession, Conversation, Sessions
 from bough.cli.prompt_args import PromptArgs, read_prompt_args
@@ -175,10 +176,11 @@ def _chat(
         wraps=run_options.wraps,
     )
     if session is not None:
+        chat.show_so_far()
         screen.note(describe_session(chat))
     try:
-        with history(settings.cache_folder / "history" if run_options.keeps_history else None):
-            run_chat(chat, lambda: read_message(input))
+        with LineEditor(settings.cache_folder / "history" if run_options.keeps_history else None, COMMANDS) as editor:
+            run_chat(chat, editor.read_message)
     finally:
         try:
             chat.keep()
