@@ -26,9 +26,10 @@ from bough.cache.admin.view import look_up, view_tree
 from bough.cache.disk import DiskError
 from bough.cache.prefix_cache import PrefixCache
 from bough.cli import options
+from bough.cli.backends.known_models import KnownModels
 from bough.cli.cache.trees import is_of
-from bough.cli.client import find_client
-from bough.cli.prompt_args import read_prompt_args
+from bough.cli.client import Client, find_client
+from bough.cli.prompt_args import PromptArgs, read_prompt_args
 from bough.cli.terminal.columns import describe
 from bough.cli.terminal.screen import Screen, neutralise
 from bough.config import Settings, load_settings
@@ -123,16 +124,14 @@ def explain(
 ) -> None:
     """Show how much of a prompt is cached, and where it diverges from the tree.
 
-    Without a running server the tree on disk is looked at. No model is loaded for that.
+    A word that is no model is the prompt, as for `bough run`. Without a running server the tree on disk is looked at. No
+    model is loaded for that.
     """
-    args = read_prompt_args([word for word in (first, *(rest or ())) if word], model, sys.stdin)
-    if not args.prompt:
-        hint = f": {args.model!r} is taken for the model; --model NAME makes all words the prompt" if args.is_alone else ""
-        raise typer.BadParameter(f"there is no prompt to explain{hint}")
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template, and --raw does not use it")
     screen, settings = Screen(), load_settings()
     client = find_client(settings, url, is_local=is_local)
+    args = _read_args([word for word in (first, *(rest or ())) if word], model, settings, client)
     if client is None:
         messages = [{"role": "system", "content": system}] if system else []
         prompt = args.prompt if raw else [*messages, {"role": "user", "content": args.prompt}]
@@ -144,6 +143,18 @@ def explain(
         return screen.write_line(json.dumps(found, indent=2, ensure_ascii=False))
     screen.write_lines(_explain_lines(found))
     return None
+
+
+def _read_args(words: Sequence[str], model: str | None, settings: Settings, client: Client | None) -> PromptArgs:
+    """The model and the prompt. The first word may also be the name of a tree on disk, whose model may be gone."""
+    args = read_prompt_args(words, model, sys.stdin)
+    is_tree = any(is_of(tree, args.model or "") for tree in list_trees(settings.trees_folder))
+    if not is_tree and not KnownModels(settings, client).is_model(args):
+        args = args.as_prompt()
+    if not args.prompt:
+        hint = f": {args.model!r} is a model; --model NAME makes all words the prompt" if args.is_alone else ""
+        raise typer.BadParameter(f"there is no prompt to explain{hint}")
+    return args
 
 
 def _explain_stored(
