@@ -33,6 +33,7 @@ COMMANDS = {
     "show": ("bough.cli.models:show", "Show the properties of a model, and what the engine can do with it."),
     "rm": ("bough.cli.models:remove", "Delete models."),
     "cp": ("bough.cli.models:copy", "Give a model another name."),
+    "create": ("bough.cli.create:create", "Make a model from one that is here, with a Modelfile."),
     "ps": ("bough.cli.server:ps", "List the models that the server has loaded."),
     "stop": ("bough.cli.server:stop", "Unload models from the server."),
     "tree": (
