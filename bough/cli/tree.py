@@ -20,7 +20,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from bough.cache.admin.node_view import LEAST_WIDTH, MOST_WIDTH, Decode
+from bough.cache.admin.drawing import LEAST_WIDTH, MIN_TOKENS, MOST_WIDTH
+from bough.cache.admin.node_view import Decode
 from bough.cache.admin.trees import TreeInfo, list_trees, open_stored
 from bough.cache.admin.view import look_up, view_tree
 from bough.cache.disk import DiskError
@@ -49,6 +50,10 @@ Salt = Annotated[str | None, typer.Option(help="Only the tree of this salt.")]
 def tree(
     model: Annotated[str | None, typer.Argument(help="A model, or a tree on disk; not given: the default model.")] = None,
     salt: Salt = None,
+    depth: Annotated[int | None, typer.Option(min=1, help="The most levels to draw; what is below is counted.")] = None,
+    min_tokens: Annotated[
+        int, typer.Option(min=0, help="Join edges of fewer tokens with what follows; count ends of fewer.")
+    ] = MIN_TOKENS,
     is_watched: Annotated[
         bool, typer.Option("--watch", help="Draw the tree of a running server whenever it changes.")
     ] = False,
@@ -58,7 +63,7 @@ def tree(
 ) -> None:
     """Draw the tree: each edge with its text and its tier, what is kept and what is in use.
 
-    Without a running server the tree on disk is drawn. No model is loaded for that.
+    What was used last comes first. Without a running server the tree on disk is drawn. No model is loaded for that.
 
     --watch looks at the server every second until Ctrl-C. In a pipe each tree that differs from the one before is written.
     """
@@ -67,12 +72,13 @@ def tree(
     if client is None:
         if is_watched:
             raise Unavailable("--watch needs a running server; `bough serve` starts one")
-        return _draw_stored(model, salt, as_json, settings, screen)
+        return _draw_stored(model, salt, None if as_json else (_width(), depth, min_tokens), settings, screen)
 
     def draw() -> str:
         if as_json:
             return json.dumps(client.get("/api/cache/tree", model=model, salt=salt), indent=2, ensure_ascii=False)
-        return client.get_text("/api/cache/tree", model=model, salt=salt, format="text", width=str(_width()))
+        sizes = {"width": str(_width()), "depth": depth and str(depth), "min_tokens": str(min_tokens)}
+        return client.get_text("/api/cache/tree", model=model, salt=salt, format="text", **sizes)
 
     with client:
         return _watch(draw, screen) if is_watched else screen.write_line(draw())
@@ -99,14 +105,17 @@ def _width() -> int:
     return min(max(LEAST_WIDTH, shutil.get_terminal_size().columns), MOST_WIDTH)
 
 
-def _draw_stored(model: str | None, salt: str | None, as_json: bool, settings: Settings, screen: Screen) -> None:
+def _draw_stored(
+    model: str | None, salt: str | None, sizes: tuple[int, int | None, int] | None, settings: Settings, screen: Screen
+) -> None:
+    """Draw the tree on disk in these sizes: width, depth and shortest edge; as JSON without any."""
     with _open(model, settings, screen) as stored:
         decode = _make_decoder(stored, settings, screen)
         found = view_tree(stored.cache.forest, stored.cache.clock.now(), decode, salt)
-        if as_json:
+        if sizes is None:
             plain = {"model": stored.tree.model, "roots": json.loads(found.to_json(has_ids=False))}
             return screen.write_line(json.dumps(plain, indent=2, ensure_ascii=False))
-        return screen.write_line(found.draw(_width()))
+        return screen.write_line(found.draw(*sizes))
 
 
 def explain(

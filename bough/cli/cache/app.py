@@ -19,7 +19,7 @@ from bough.cli import options
 from bough.cli.cache.archive import export_file, import_file
 from bough.cli.cache.trees import DiskUse, RunningServer, choose_trees, measure_use, running_server, size_bytes
 from bough.cli.groups import CommandApp
-from bough.cli.terminal.columns import ago, align, describe, memory
+from bough.cli.terminal.columns import ago, align, describe
 from bough.cli.terminal.progress import show_progress
 from bough.cli.terminal.screen import Screen, confirm_or_exit
 from bough.config import Settings, load_settings
@@ -86,7 +86,9 @@ def _read_served(server: RunningServer, screen: Screen) -> dict[str, Any]:
 def _describe_served(served: dict[str, Any] | None) -> dict[str, str]:
     if served is None:
         return {}
-    held = [f"{each['model']}: {each['tokens']:,} tokens, {memory(each['tree_bytes'])}" for each in served["models"]]
+    held = [
+        f"{each['model']}: {each['tokens']:,} tokens, {filesize.decimal(each['tree_bytes'])}" for each in served["models"]
+    ]
     return {"server": f"{served['url']}, process {served['pid']}", "in memory": "; ".join(held)}
 
 

@@ -69,11 +69,6 @@ def count(number: int) -> str:
     return str(number)
 
 
-def memory(num_bytes: int) -> str:
-    """Bytes of memory, in MiB or GiB."""
-    return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.1f} MiB"
-
-
 def ago(moment: datetime | None, now: datetime | None = None) -> str:
     """How long ago a moment was, in its largest unit."""
     if moment is None:
