@@ -16,7 +16,7 @@ from rich.console import Console
 
 from bough.cli import options
 from bough.cli.client import Client, find_client, local_url
-from bough.cli.terminal.columns import ahead, align, memory
+from bough.cli.terminal.columns import ahead, align
 from bough.cli.terminal.progress import Bars, Lines
 from bough.cli.terminal.screen import Screen
 from bough.config import Settings, limit_thread_spinning, load_settings
@@ -200,7 +200,7 @@ def _ps_rows(facts: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 def _describe_tree(facts: dict[str, Any]) -> tuple[str, str]:
     lanes = "" if facts["lanes"] is None else f"{facts['busy_lanes']} of {facts['lanes']} busy"
     tokens = facts["tree_tokens"]
-    return lanes, "" if tokens is None else f"{tokens:,} tokens, {memory(facts['tree_bytes'])}"
+    return lanes, "" if tokens is None else f"{tokens:,} tokens, {filesize.decimal(facts['tree_bytes'])}"
 
 
 def stop(

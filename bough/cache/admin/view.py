@@ -18,7 +18,8 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any
 
-from bough.cache.admin.node_view import PLAIN, Decode, NodeView, draw, flatten, make_view
+from bough.cache.admin.drawing import MIN_TOKENS, draw
+from bough.cache.admin.node_view import PLAIN, Decode, NodeView, flatten, make_view
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.residency import SaltTrie
 from bough.cache.residency.census import NodeRecord
@@ -112,9 +113,12 @@ class TreeView:
         ]
         return f"{{{','.join(roots)}}}"
 
-    def draw(self, width: int | None = None) -> str:
-        """Lines of text, one for each edge, of at most `width` columns; without a width with a short text each."""
-        return draw(self.roots, width)
+    def draw(self, width: int | None = None, depth: int | None = None, min_tokens: int = MIN_TOKENS) -> str:
+        """Lines of text, one for each edge, of at most `width` columns; without a width with a short text each.
+
+        Edges below `depth` levels are counted; those of fewer than `min_tokens` are joined with what follows them.
+        """
+        return draw(self.roots, width, depth, min_tokens)
 
     def __str__(self) -> str:
         return self.draw()

@@ -91,6 +91,18 @@ def test_a_drawing_has_no_more_columns_than_it_may_have(client: httpx.Client) ->
         assert client.get("/api/cache/tree", params={"format": "text", "width": width}).status_code == 400
 
 
+def test_a_drawing_has_the_levels_and_the_edges_that_were_asked_for(client: httpx.Client) -> None:
+    chat(client, "What else?")
+    chat(client, "What now?")
+
+    def draw(**params: int) -> list[str]:
+        return client.get("/api/cache/tree", params={"format": "text", **params}).text.splitlines()[1:]
+
+    assert len(draw(depth=1)) == 2 and "branches" in draw(depth=1)[1]
+    assert draw(min_tokens=9_999) == ["└─ … 2 ends of fewer than 9,999 tokens"]
+    assert client.get("/api/cache/tree", params={"depth": 0}).status_code == 400
+
+
 def test_a_prompt_is_explained_as_the_chat_would_find_it(client: httpx.Client) -> None:
     chat(client)
 
