@@ -104,9 +104,9 @@ class Settings:
     )
     kv: str = _setting(
         "auto",
-        'The type in which keys and values are kept, in all tiers: "float32", "float16", "bfloat16", or "int8" with a scale '
-        'for each 32 numbers; "auto" is "float16" on a CPU for models whose weights have 16 bits or fewer, else the type '
-        "that the model computes with.",
+        'The type in which keys and values are kept, in all tiers: "float32", "float16", "bfloat16", or "int8" with a '
+        'scale for each 32 numbers; "auto" is "float16" on a CPU for models whose weights have 16 bits or fewer, else the '
+        "type that the model computes with.",
         LOAD,
         range=_one_of(*KV),
     )

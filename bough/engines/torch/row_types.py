@@ -47,8 +47,8 @@ class ClippedNumbers:
         if not self._was_logged and self.count:
             self._was_logged = True
             log.warning(
-                "keys or values of this model exceed %s, which float16 and int8 cannot hold; they were clipped, and answers "
-                "may be wrong: set kv=bfloat16",
+                "keys or values of this model exceed %s, which float16 and int8 cannot hold; they were clipped, and "
+                "answers may be wrong: set kv=bfloat16",
                 f"{LARGEST_HALF:,.0f}",
             )
 
@@ -78,7 +78,7 @@ def decode(kept: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
 
 def _to_blocks(rows: Tensor) -> Tensor:
     dim = rows.shape[-1]
-    blocks = F.pad(rows.float(), (0, -dim % _BLOCK)).unflatten(-1, (-1, _BLOCK))
+    blocks = _split(rows.float(), -dim % _BLOCK, _BLOCK)
     scales = (blocks.abs().amax(-1, keepdim=True) / 127).to(torch.float16)
     factors = scales.float()
     numbers = (blocks * torch.where(factors > 0, 1 / factors, 0)).round().clamp(-127, 127).to(torch.int8)
@@ -87,7 +87,13 @@ def _to_blocks(rows: Tensor) -> Tensor:
 
 
 def _from_blocks(kept: Tensor, dim: int) -> Tensor:
-    blocks = F.pad(kept, (0, -dim % _BLOCK)).unflatten(-1, (-1, _SCALE_BYTES + _BLOCK))
+    blocks = _split(kept, -dim % _BLOCK, _SCALE_BYTES + _BLOCK)
     scales = blocks[..., :_SCALE_BYTES].contiguous().view(torch.float16).float()
     numbers = blocks[..., _SCALE_BYTES:].contiguous().view(torch.int8)
-    return (numbers * scales).flatten(-2)[..., :dim]
+    rows: Tensor = numbers * scales
+    return rows.flatten(-2)[..., :dim]
+
+
+def _split(rows: Tensor, missing: int, size: int) -> Tensor:
+    """Rows [..., blocks, size], after filling up the last block with zeros."""
+    return F.pad(rows, (0, missing)).view(*rows.shape[:-1], -1, size)
