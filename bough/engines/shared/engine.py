@@ -61,6 +61,10 @@ class LaneEngine(ABC):
         """Bytes of pages and states that were made and not yet released: tests find leaks by it."""
         return self._pages.held_bytes
 
+    @property
+    def num_clipped(self) -> int:
+        return 0
+
     def limit_device(self, budget_bytes: int) -> None:
         """Nothing to do: memory is taken as it is needed, and the cache keeps within the budget."""
         return
