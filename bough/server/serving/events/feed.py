@@ -75,7 +75,7 @@ class ModelFeed:
         self._readers = readers
         self._clock = clock
         self._cached_decode = lru_cache(_MOST_TEXTS)(self._decode)
-        self._finder = MessageFinder(self._generator.prompts.tokenizer)
+        self._finder = MessageFinder(self._generator.facts.prompts.tokenizer)
         self._watch = self._tree.watch()
         self._mirror = TreeNews(is_reset=True)  # every node as it was sent last
         self._known: dict[RequestProgress, _Known] = {}
