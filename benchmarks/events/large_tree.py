@@ -113,7 +113,7 @@ def _timed_look(cache: PrefixCache, watch: TreeWatch) -> _TimedLook:
 
 def _look_after_change(cache: PrefixCache, watch: TreeWatch) -> _TimedLook:
     trie = cache.forest.open("")
-    trie.census.note(next(iter(trie.root.children.values())))
+    trie.memory.note(next(iter(trie.root.children.values())))
     return _timed_look(cache, watch)
 
 

@@ -96,11 +96,18 @@ def list_models(as_json: Annotated[bool, typer.Option("--json", help="Print a JS
         facts = [*map(_list_facts, found), *(_alias_facts(store, alias) for alias in others)]
         screen.write_line(json.dumps(sorted(facts, key=lambda each: str(each["name"])), indent=2))
     elif found:
-        aliases = ((tagged_name(each.name), f"= {tagged_name(each.target)}", "", "", ago(each.created)) for each in others)
-        rows = sorted([*map(_list_row, found), *aliases])
+        rows = [row for model in found for row in (_list_row(model), *_alias_rows(model, others))]
         screen.write_lines(align([("NAME", "SIZE", "PARAMETERS", "QUANTIZATION", "MODIFIED"), *rows], screen.width))
     else:
         screen.note(f"no models yet: `bough pull {settings.model}` fetches the default one")
+
+
+def _alias_rows(model: ModelFiles, aliases: Sequence[Alias]) -> Iterator[tuple[str, ...]]:
+    """A row for each other name of a model, and for each model that was created from it."""
+    for alias in aliases:
+        if alias.target == model.name:
+            kind = "another name" if alias.overlay.is_empty else "made from it"
+            yield f"  {tagged_name(alias.name)}", kind, "", "", ago(alias.created)
 
 
 def _list_row(model: ModelFiles) -> tuple[str, ...]:
@@ -162,13 +169,46 @@ def show(
         progress.start("reading the model's files", None)
         info = models.describe(files)
         progress.finish()
+    alias = _find_alias(settings)
     if as_json:
         found = {"engine": _check(files, settings, screen)} if check else {}
-        return screen.write_line(json.dumps(asdict(info) | found, indent=2))
+        return screen.write_line(json.dumps(asdict(info) | found | _describe_alias(alias), indent=2))
+    if alias is not None:
+        _write_alias(screen, alias)
     _write_info(screen, info)
     if check:
         _write_engine(screen, _check(files, settings, screen))
     return None
+
+
+def _find_alias(settings: Settings) -> Alias | None:
+    """The alias or the created model of that name; None for a model with weights of its own, and for a path."""
+    try:
+        return ModelFolder(settings.models_folder).find_alias(settings.model)
+    except ModelNotFound:
+        return None
+
+
+def _describe_alias(alias: Alias | None) -> dict[str, Any]:
+    """What differs from the model that it was made from, as plain data; nothing without an alias."""
+    if alias is None:
+        return {}
+    added = {name: value for name, value in asdict(alias.overlay).items() if value}
+    return {"name": alias.name, "made_from": alias.target, **added}
+
+
+def _write_alias(screen: Screen, alias: Alias) -> None:
+    """What another name or a created model adds to the model that it was made from."""
+    overlay = alias.overlay
+    facts = {
+        "made from": alias.target,
+        "system": overlay.system,
+        "parameters": ", ".join(f"{name} {value}" for name, value in overlay.parameters.items()),
+        "messages": count(len(overlay.messages)) if overlay.messages else "",
+        "template": "its own" if overlay.template else "",
+        "license": overlay.license,
+    }
+    _write_section(screen, alias.name, describe(facts, width=screen.width))
 
 
 def _check(files: ModelFiles, settings: Settings, screen: Screen) -> dict[str, Any]:

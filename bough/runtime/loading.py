@@ -18,6 +18,7 @@ from bough import models
 from bough.config import Settings, limit_thread_spinning, load_settings
 from bough.engines.choice import choose_engine, find_installed
 from bough.engines.contract import EncoderEngine, Engine, EngineMaker, ReportProgress
+from bough.engines.shared.engine import check_context
 from bough.engines.torch.cpu.library import TYPES, explain_missing_isa, load_kernels
 from bough.errors import KernelsMissing, ModelNotFound, UnsupportedModel
 from bough.models import Announce
@@ -175,10 +176,14 @@ def describe_kernels() -> str:
 
 
 def make_engine(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> Engine:
-    """Load a model into the engine of the settings. Damaged files are found before the engine reads them."""
+    """Load a model into the engine of the settings. Damaged files, and a context that the model does not have, are found
+    before anything is loaded.
+    """
     kind = find_kind(files)
     if kind is not ModelKind.GENERATOR:
         raise UnsupportedModel(f"the model {files.name} {kind.value}, and generates no text")
+    config = files.config | (files.config.get("text_config") or {})
+    check_context(int(config.get("max_position_embeddings") or 0), settings)
     engine = _import_engine(settings)
     models.check_weights(files)
     models.check_packed(files, settings, progress)

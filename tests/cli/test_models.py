@@ -61,7 +61,7 @@ def test_list_as_json_has_exact_numbers(invoke, store):
 
 
 def test_cp_gives_a_model_another_name(invoke, store):
-    model = add_model(store, "small")
+    model, _ = add_model(store, "small"), add_model(store, "large")
 
     told = invoke("cp", "small", "gpt-4o")
     as_json = invoke("cp", "gpt-4o", "other", "--json")
@@ -70,8 +70,8 @@ def test_cp_gives_a_model_another_name(invoke, store):
 
     assert told.stdout == "gpt-4o:latest stands for small:latest\n"
     assert json.loads(as_json.stdout) == {"name": "other:latest", "stands_for": "small:latest"}
-    assert list(rows) == ["gpt-4o:latest", "other:latest", "small:latest"]
-    assert "= small:latest" in rows["gpt-4o:latest"]
+    assert list(rows) == ["large:latest", "small:latest", "gpt-4o:latest", "other:latest"]  # names below their model
+    assert rows["gpt-4o:latest"].startswith("  gpt-4o:latest") and "another name" in rows["gpt-4o:latest"]
     assert facts["other:latest"]["stands_for"] == "small:latest"
     assert facts["other:latest"]["folder"] == str(model.folder)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from bough.config import Settings
 from bough.engines.torch.cpu import route
 from bough.engines.torch.cpu.library import load_kernels
-from bough.errors import KernelsMissing, UnsupportedModel
+from bough.errors import KernelsMissing, SettingsError, UnsupportedModel
 from bough.models import GgufSupport, ModelFiles, ModelFolder, resolve
 from bough.models.aliases import Overlay
 from bough.runner import load
@@ -136,6 +137,13 @@ def test_nobody_to_tell_means_a_warning_in_the_log(prepared, tmp_path, without_k
     load(prepared.name, engine="torch", device="cpu", disk=0, **folders).close()
 
     assert caplog.text.count("several times slower than with them") == 1
+
+
+def test_a_context_that_the_model_does_not_have_is_refused_before_an_engine_is_imported(prepared, tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "_import_engine", lambda settings: pytest.fail("an engine was imported"))
+
+    with pytest.raises(SettingsError, match="context is 999999, and the model holds"):
+        make_engine(ModelFiles(prepared.name, prepared.folder), replace(settings_in(tmp_path), context=999_999))
 
 
 @pytest.mark.parametrize("content", ["{", '{"format": 2, "files": [1]}'])

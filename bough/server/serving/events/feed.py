@@ -69,13 +69,13 @@ class ModelFeed:
     ) -> None:
         self.loaded = loaded
         self._generator = loaded.generator
-        self._tree = self._generator.tree
+        self._tree = loaded.tree
         self._requests = requests
         self._followed = FollowedRequests(loaded.name)
         self._readers = readers
         self._clock = clock
         self._cached_decode = lru_cache(_MOST_TEXTS)(self._decode)
-        self._finder = MessageFinder(self._generator.prompts.tokenizer)
+        self._finder = MessageFinder(self._generator.facts.prompts.tokenizer)
         self._watch = self._tree.watch()
         self._mirror = TreeNews(is_reset=True)  # every node as it was sent last
         self._known: dict[RequestProgress, _Known] = {}
@@ -154,7 +154,7 @@ class ModelFeed:
                 known.packed = (each.prompt + Tokens.of(each.answer_ids)).key
 
     def _decode(self, packed: bytes) -> str:
-        return self._generator.prompts.decode(unpack(packed))
+        return self._generator.facts.prompts.decode(unpack(packed))
 
     def _send_tree(self, is_reset: bool, pieces: NodePieces) -> None:
         if is_reset:

@@ -12,7 +12,7 @@ from typing import Any
 
 from bough.cache.admin.view import PAUSE_NODES, PAUSE_S, explain_reuse
 from bough.cache.admin.watch import TreeChanges
-from bough.cache.tree.census import NodeRecord
+from bough.cache.residency.census import NodeRecord
 from bough.cache.tree.state import Tier
 from bough.cache.tree.tokens import cut
 from bough.server.serving.events.messages import EdgeMessage

@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Iterable, Iterator
 
 from bough.errors import ShuttingDown, Unavailable
-from bough.server.serving.ask import tenant_of
+from bough.prompting.ask import tenant_of
 from bough.server.serving.events.feed import ModelFeed
 from bough.server.serving.events.frames import to_json
 from bough.server.serving.events.reader import EventReader, Frame
