@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from bough import errors
+from bough.server.serving.loaded.progress import note_reason
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,8 @@ def format_plain_error(http_error: HttpError) -> dict[str, Any]:
 
 
 def error_response(http_error: HttpError, format_error: ErrorFormat) -> JSONResponse:
+    """The answer for an error, whose text becomes part of the request's line in the log."""
+    note_reason(http_error.text)
     return JSONResponse(format_error(http_error), http_error.status, http_error.headers)
 
 

@@ -10,7 +10,7 @@ import base64
 import json
 import math
 import struct
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from json.encoder import encode_basestring as _quote  # a text as JSON, as an encoder without `ensure_ascii` writes it
 from typing import Any, Protocol, TypeVar
 
@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Answered, Ask, PromptProgress, ScoredToken
+from bough.server.serving.ask import Answered, Ask, PromptProgress, ScoredToken, Started
 from bough.server.serving.service import Service
 
 Pieces = AsyncGenerator[str, None]
@@ -85,8 +85,11 @@ def progress_comment(progress: PromptProgress) -> str:
 class ClosingStream(StreamingResponse):
     """A streamed response that calls `close` however it ends. Proxies are asked not to hold its pieces back."""
 
-    def __init__(self, pieces: Pieces, media_type: str, close: Callable[[], None]) -> None:
-        super().__init__(pieces, media_type=media_type, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+    def __init__(
+        self, pieces: Pieces, media_type: str, close: Callable[[], None], headers: Mapping[str, str] | None = None
+    ) -> None:
+        usual = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(pieces, media_type=media_type, headers={**usual, **(headers or {})})
         self._pieces = pieces
         self._close = close
 
@@ -115,9 +118,17 @@ async def answer_ask(
 ) -> Response:
     """Answer an ask as events, or whole as JSON. Raises the error of a request that fails before its answer begins."""
     if not body.stream:
-        return JSONResponse(write_whole(await cancel_on_disconnect(request, service.complete(ask)), body))
+        answered = await cancel_on_disconnect(request, service.complete(ask))
+        return JSONResponse(write_whole(answered, body), headers=write_left_out(answered.started))
     answer = await cancel_on_disconnect(request, service.open(ask))
-    return ClosingStream(write_events(answer, body), EVENT_STREAM, answer.close)
+    return ClosingStream(write_events(answer, body), EVENT_STREAM, answer.close, write_left_out(answer.started))
+
+
+def write_left_out(started: Started) -> dict[str, str]:
+    """Headers that say what the prompt lacks; none if it is whole."""
+    left_out = started.left_out
+    headers = {"X-Bough-Messages-Left-Out": str(left_out.num_messages)} if left_out.num_messages else {}
+    return headers | ({"X-Bough-Text-Cut": "true"} if left_out.is_text_cut else {})
 
 
 def write_logprobs(logprobs: Sequence[ScoredToken], least: float = -math.inf) -> list[dict[str, Any]]:

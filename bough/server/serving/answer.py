@@ -16,7 +16,18 @@ from bough.models.answers.thinking import ThinkingParser
 from bough.models.answers.tool_calls import ToolCallParser
 from bough.models.tokenizer import Tokenizer
 from bough.scheduling.job import Listener, PromptAdvanced, PromptLoaded, RequestBegan, RequestNews
-from bough.server.serving.ask import Ask, Delta, Event, Finished, FinishReason, PromptProgress, ScoredToken, Started
+from bough.server.serving.ask import (
+    NOTHING_LEFT_OUT,
+    Ask,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    LeftOut,
+    PromptProgress,
+    ScoredToken,
+    Started,
+)
 from bough.server.serving.loaded import LoadedModel
 from bough.server.serving.loaded.progress import RequestProgress, RequestRecord
 from bough.server.serving.model.contract import PreparedRequest
@@ -52,6 +63,7 @@ class Answer:
         end: Callable[[RequestRecord, bool], None],
         *,
         load_s: float = 0.0,
+        left_out: LeftOut = NOTHING_LEFT_OUT,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`request` is that of the first choice. The listeners of `choices` fill `mailbox`.
@@ -68,6 +80,7 @@ class Answer:
             digest=loaded.info.digest,
             is_stored=generator.stores_answers,
             echo=answer_format.echo,
+            left_out=left_out,
         )
         self._name = loaded.name
         self._choices = choices
@@ -174,6 +187,7 @@ class Answer:
             disk_bytes=sum(each.disk_bytes for each in loadings),
             store_bytes=sum(each.store_bytes for each in loadings),
             recomputed_tokens=sum(each.recomputed_tokens for each in loadings),
+            left_out=self.started.left_out,
             error=self._error,
         )
 

@@ -75,6 +75,17 @@ def tenant_of(salt: str) -> str:
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """What a prompt that was too long lacks: whole messages, and the beginning of a text or of the last message."""
+
+    num_messages: int = 0
+    is_text_cut: bool = False
+
+
+NOTHING_LEFT_OUT = LeftOut()
+
+
+@dataclass(frozen=True)
 class ScoredToken:
     """The bytes of a token, the log of its probability, and the likeliest tokens at its place."""
 
@@ -98,7 +109,7 @@ class Started:
 
     Tokens that are still being read from disk count as cached; the completions have the final figures. `params` include the
     model's own defaults. `digest` is that of the model's weights; `is_stored` says whether the answer's state is kept for
-    reuse. `echo` is the prompt, if it was asked for.
+    reuse. `echo` is the prompt, if it was asked for; `left_out` is what it lacks.
     """
 
     usage: Usage
@@ -108,6 +119,7 @@ class Started:
     digest: str = ""
     is_stored: bool = True
     echo: EchoedPrompt | None = None
+    left_out: LeftOut = NOTHING_LEFT_OUT
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ answer.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from typing import Any, Literal
 from bough.config import Settings
 from bough.errors import PromptTooLong, RequestCancelled
 from bough.generate.request import Request
+from bough.models.prompts import EncodedPrompt
 from bough.server.serving.answer import Answer, ChoiceNews, make_listener
 from bough.server.serving.ask import Answered, Ask, Finished, tenant_of
 from bough.server.serving.cache import CacheService
@@ -33,11 +35,14 @@ from bough.server.serving.loaded.progress import (
     note_record,
 )
 from bough.server.serving.metrics import Metrics
-from bough.server.serving.prompting.prompt import AnswerFormat, ModelFacts, encode_ask, prepare_request
+from bough.server.serving.prompting.prompt import AnswerFormat, ModelFacts, encode_ask, make_request
 from bough.server.serving.tokens import TokenService
 from bough.system.inbox import Inbox, Mailbox
 from bough.types import SamplingParams
 
+log = logging.getLogger(__name__)
+
+MOST_NOTICES = 1_000  # that are remembered: clients choose the names in them
 COUNTED_CONTEXTS = 4  # a prompt of more contexts than these is not counted to its end
 
 DiskState = Literal["ok", "failing", "full", "read-only", "unavailable", "off"]
@@ -51,6 +56,18 @@ class Checks:
     num_different: int
 
 
+class Notices:
+    """Lines for the log about parts of requests that have no effect. Each part is named once in a run of the server."""
+
+    def __init__(self) -> None:
+        self._named: set[str] = set()
+
+    def add(self, part: str, reason: str) -> None:
+        if part not in self._named and len(self._named) < MOST_NOTICES:
+            self._named.add(part)
+            log.warning("%s has no effect: %s", part, reason)
+
+
 class Service:
     """Runs asks on loaded models. Everything here runs on one event loop; long work goes to threads."""
 
@@ -59,6 +76,7 @@ class Service:
         self.models = models
         self.catalog = catalog
         self.metrics = Metrics(models)
+        self.notices = Notices()
         self.requests = LiveRequests()
         self.events = EventHub(models, self.requests, settings.model)
         self.cache = CacheService(settings, models, catalog)
@@ -87,7 +105,11 @@ class Service:
         def make_answer(is_cancelled: Callable[[], bool]) -> Answer:
             whole = self.catalog.complete(ask)
             facts = loaded.facts(whole.template)
-            request = self._prepare(whole, facts, is_cancelled)
+            if (ask.context_tokens or 0) > facts.context_tokens:
+                wanted, there = f"{ask.context_tokens:,} tokens are asked for", f"{facts.context_tokens:,}"
+                self.notices.add(f"num_ctx above the context of {facts.name}", f"{wanted}, and there are {there}")
+            prompt = encode_ask(whole, facts, sorts_tools=self.settings.sort_tools, is_cancelled=is_cancelled)
+            request = self._make_request(whole, facts, prompt.encoded)
             prepared = [loaded.generator.prepare(request, listeners[0])]
             for number, listener in enumerate(listeners[1:], 1):
                 if is_cancelled():
@@ -95,7 +117,8 @@ class Service:
                 other = replace(request, choice=request.choice + number, scores_prompt=False)
                 prepared.append(loaded.generator.prepare(other, listener))
             answer_format = AnswerFormat.of(whole, facts, request)
-            return Answer(ask, loaded, request, answer_format, prepared, mailbox, progress, end, load_s=load_s)
+            parts = (ask, loaded, request, answer_format, prepared, mailbox, progress, end)
+            return Answer(*parts, load_s=load_s, left_out=prompt.left_out)
 
         try:
             answer = await loaded.threads.run(make_answer, ask.num_chars)
@@ -115,17 +138,12 @@ class Service:
         self.requests.end(progress, record, is_complete=is_complete)
         note_record(record)
 
-    def _prepare(self, ask: Ask, facts: ModelFacts, is_cancelled: Callable[[], bool]) -> Request:
+    def _make_request(self, ask: Ask, facts: ModelFacts, prompt: EncodedPrompt) -> Request:
         """The request of an ask by these settings."""
         timeout_s = self.settings.request_timeout
-        return prepare_request(
-            ask,
-            facts,
-            sorts_tools=self.settings.sort_tools,
-            tenant=tenant_of(ask.salt) if self.settings.keys_file else "",
-            deadline_s=math.inf if timeout_s is None else time.monotonic() + timeout_s,
-            is_cancelled=is_cancelled,
-        )
+        tenant = tenant_of(ask.salt) if self.settings.keys_file else ""
+        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        return make_request(ask, facts, prompt, tenant=tenant, deadline_s=deadline_s)
 
     async def complete(self, ask: Ask) -> Answered:
         """The whole answer. Cancelling the caller cancels the answer."""
@@ -154,7 +172,7 @@ class Service:
             facts, sorts_tools = loaded.facts(unbounded.template), self.settings.sort_tools
             most = COUNTED_CONTEXTS * facts.context_tokens
             prompt = encode_ask(unbounded, facts, sorts_tools=sorts_tools, max_tokens=most, is_cancelled=is_cancelled)
-            return len(prompt.tokens)
+            return len(prompt.encoded.tokens)
 
         return await loaded.threads.run(count, ask.num_chars)
 

@@ -118,10 +118,12 @@ async def _load_or_unload(service: Service, model: str, keep_alive_s: float | No
 async def _answer(body: wire.AnswerRequest, ask: Ask, writer: LineWriter, request: Request, service: Service) -> Response:
     if body.streams:
         answer = await cancel_on_disconnect(request, service.open(ask))
-        return streaming.ClosingStream(write_lines(answer, writer), NDJSON, answer.close)
+        headers = streaming.write_left_out(answer.started)
+        return streaming.ClosingStream(write_lines(answer, writer), NDJSON, answer.close, headers)
     answered = await cancel_on_disconnect(request, service.complete(ask))
     (finished,) = answered.choices
-    return JSONResponse({**writer.write(finished), **writer.end(finished, answered.started)})
+    written = {**writer.write(finished), **writer.end(finished, answered.started)}
+    return JSONResponse(written, headers=streaming.write_left_out(answered.started))
 
 
 async def write_lines(answer: Answer, writer: LineWriter) -> Pieces:
@@ -172,16 +174,19 @@ class LineWriter:
         return written
 
     def end(self, finished: Finished, started: Started) -> dict[str, Any]:
-        """The other fields of the last object: why the answer ended, counts and durations."""
+        """The other fields of the last object: why the answer ended, what the prompt lacks, counts and durations."""
         usage, timings = finished.completion.usage, finished.completion.timings
         reason = "stop" if finished.finish_reason == "tool_calls" else finished.finish_reason
         context = {"context": [*started.prompt, *finished.completion.token_ids]} if self.gives_context else {}
+        cut = {"text_cut": True} if started.left_out.is_text_cut else {}
         return {
             **context,
             "done": True,
             "done_reason": reason,
             "total_duration": nanoseconds(time.perf_counter() - self.began_s),
             "load_duration": nanoseconds(started.load_s),
+            "messages_left_out": started.left_out.num_messages,
+            **cut,
             "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_cached_count": usage.cached_tokens,
             "prompt_eval_duration": nanoseconds(timings.prefill_s),

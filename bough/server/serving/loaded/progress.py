@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
 
+from bough.server.serving.ask import NOTHING_LEFT_OUT, LeftOut
 from bough.server.serving.model.contract import PreparedRequest, root_at
 from bough.tokens import NO_TOKENS, Tokens
 from bough.types import Usage
@@ -47,15 +48,17 @@ class RequestRecord:
     store_bytes: int = 0
     recomputed_tokens: int = 0
     num_texts: int = 0
+    left_out: LeftOut = NOTHING_LEFT_OUT
     error: str | None = None
 
 
 @dataclass
 class RecordSlot:
-    """The record of one HTTP request, for its line in the log, and the id of its answer."""
+    """The record of one HTTP request, for its line in the log, the id of its answer, and why it was refused, if it was."""
 
     record: RequestRecord | None = None
     request_id: str = ""
+    reason: str = ""
 
 
 current_slot: ContextVar[RecordSlot | None] = ContextVar("bough_record", default=None)
@@ -73,6 +76,13 @@ def note_record(record: RequestRecord) -> None:
     slot = current_slot.get()
     if slot is not None:
         slot.record = record
+
+
+def note_reason(reason: str) -> None:
+    """Store why the HTTP request that the running task serves is refused or fails, if there is one."""
+    slot = current_slot.get()
+    if slot is not None:
+        slot.reason = reason
 
 
 @dataclass(eq=False)

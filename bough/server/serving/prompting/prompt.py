@@ -18,7 +18,7 @@ from bough.models.encoder import UNLIMITED, PromptLimit
 from bough.models.prompts import EncodedPrompt, Prompts
 from bough.models.tokenizer import Tokenizer
 from bough.sampling_params import TO_THE_END
-from bough.server.serving.ask import Ask, EchoedPrompt, ToolChoice
+from bough.server.serving.ask import NOTHING_LEFT_OUT, Ask, EchoedPrompt, LeftOut, ToolChoice
 from bough.server.serving.prompting.truncation import shorten
 from bough.types import Message, SamplingParams, Tool
 
@@ -67,17 +67,18 @@ class AnswerFormat:
         )
 
 
-def prepare_request(
-    ask: Ask,
-    model: ModelFacts,
-    *,
-    sorts_tools: bool = False,
-    tenant: str = "",
-    deadline_s: float = math.inf,
-    is_cancelled: Callable[[], bool] = lambda: False,
+@dataclass(frozen=True)
+class FittedPrompt:
+    """The prompt of an ask, and what was left out so that it fits the context."""
+
+    encoded: EncodedPrompt
+    left_out: LeftOut = NOTHING_LEFT_OUT
+
+
+def make_request(
+    ask: Ask, model: ModelFacts, prompt: EncodedPrompt, *, tenant: str = "", deadline_s: float = math.inf
 ) -> Request:
-    """What is to be computed for the first choice of an ask. Raises RequestError, PromptTooLong, RequestCancelled."""
-    prompt = encode_ask(ask, model, sorts_tools=sorts_tools, is_cancelled=is_cancelled)
+    """What is to be computed for the first choice of an ask with this prompt. Raises RequestError and PromptTooLong."""
     params, forced = _bounded(ask, model, len(prompt.tokens)), forced_format(ask.tools, ask.tool_choice)
     return Request.of(
         prompt,
@@ -97,8 +98,11 @@ def encode_ask(
     sorts_tools: bool = False,
     max_tokens: int | None = None,
     is_cancelled: Callable[[], bool] = lambda: False,
-) -> EncodedPrompt:
-    """The prompt of an ask, of at most `max_tokens`, by default the context. Raises as `prepare_request`."""
+) -> FittedPrompt:
+    """The prompt of an ask, of at most `max_tokens`, by default the context.
+
+    Raises RequestError, PromptTooLong and RequestCancelled.
+    """
     limit = PromptLimit(max_tokens or _context_of(ask, model), is_cancelled)
     return _encode(_resolve(ask, model, is_cancelled), model, limit, sorts_tools)
 
@@ -124,26 +128,28 @@ def _resolve(ask: Ask, model: ModelFacts, is_cancelled: Callable[[], bool]) -> A
     return replace(ask, messages=None, ids=continue_context(model.prompts, ask.context, messages, limit, **options))
 
 
-def _encode(ask: Ask, model: ModelFacts, limit: PromptLimit, sorts_tools: bool) -> EncodedPrompt:
+def _encode(ask: Ask, model: ModelFacts, limit: PromptLimit, sorts_tools: bool) -> FittedPrompt:
     if ask.messages is not None:
         return _encode_chat(ask, model, limit, sorts_tools)
     if ask.suffix is not None:
         assert ask.text is not None
         if model.prompts.tokenizer.infill is None:
             raise RequestError(f"{model.name} does not support insert")
-        return model.prompts.encode_infill(ask.text, ask.suffix, limit)
+        return FittedPrompt(model.prompts.encode_infill(ask.text, ask.suffix, limit))
     prompt = ask.text if ask.text is not None else list(ask.ids or ())
     if not ask.truncates:
-        return model.prompts.encode(prompt, raw=True, limit=limit)
+        return FittedPrompt(model.prompts.encode(prompt, raw=True, limit=limit))
     kept_tokens = _tokens_for_prompt(ask, limit)
     if isinstance(prompt, str):
         longest = kept_tokens * model.prompts.tokenizer.encoder.token_bytes
         prompt = prompt[-(longest + _RESYNC_CHARS) :]
     encoded = model.prompts.encode(prompt, raw=True)
-    return EncodedPrompt(encoded.tokens[-kept_tokens:]) if len(encoded.tokens) > kept_tokens else encoded
+    if len(encoded.tokens) <= kept_tokens:
+        return FittedPrompt(encoded)
+    return FittedPrompt(EncodedPrompt(encoded.tokens[-kept_tokens:]), LeftOut(is_text_cut=True))
 
 
-def _encode_chat(ask: Ask, model: ModelFacts, limit: PromptLimit, sorts_tools: bool) -> EncodedPrompt:
+def _encode_chat(ask: Ask, model: ModelFacts, limit: PromptLimit, sorts_tools: bool) -> FittedPrompt:
     assert ask.messages is not None
     if ask.tools and ask.needs_tool_template and not model.knows_tools:
         raise RequestError(f"{model.name} does not support tools")
@@ -152,14 +158,16 @@ def _encode_chat(ask: Ask, model: ModelFacts, limit: PromptLimit, sorts_tools: b
     tools = sorted(ask.tools, key=lambda tool: str(tool["function"]["name"])) if sorts_tools else ask.tools
     rendering = _Rendering(ask, model, tools, limit)
     if not ask.truncates:
-        return rendering.encode(ask.messages)
+        return FittedPrompt(rendering.encode(ask.messages))
     most = _tokens_for_prompt(ask, limit)
     if sum(map(rendering.estimate, ask.messages)) <= _SURELY_TOO_LONG * most:
         with suppress(PromptTooLong):
             encoded = rendering.encode(ask.messages)
             if len(encoded.tokens) <= most:
-                return encoded
-    return rendering.encode(shorten(ask.messages, most, rendering))
+                return FittedPrompt(encoded)
+    kept = shorten(ask.messages, most, rendering)
+    left_out = LeftOut(len(ask.messages) - len(kept), is_text_cut=kept[-1] is not ask.messages[-1])
+    return FittedPrompt(rendering.encode(kept), left_out)
 
 
 @dataclass(frozen=True)

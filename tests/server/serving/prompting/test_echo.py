@@ -9,8 +9,9 @@ from bough.errors import PromptTooLong, RequestError
 from bough.models.prompts import Prompts
 from bough.models.tokenizer import Tokenizer
 from bough.server.serving.ask import Ask, EchoedPrompt
-from bough.server.serving.prompting.prompt import AnswerFormat, ModelFacts, prepare_request
+from bough.server.serving.prompting.prompt import AnswerFormat, ModelFacts
 from tests.models.tiny_tokenizer import byte_level, sentencepiece
+from tests.server.serving.prompting.prepared import prepare_request
 
 
 def facts_of(tokenizer: Tokenizer, context_tokens: int = 100) -> ModelFacts:

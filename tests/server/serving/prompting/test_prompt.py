@@ -11,8 +11,9 @@ from bough.generate.request import Request
 from bough.models import ModelFiles, load_tokenizer
 from bough.models.prompts import Prompts
 from bough.server.serving.ask import Ask, ToolChoice
-from bough.server.serving.prompting.prompt import AnswerFormat, ModelFacts, prepare_request
+from bough.server.serving.prompting.prompt import AnswerFormat, ModelFacts
 from bough.types import SamplingParams
+from tests.server.serving.prompting.prepared import prepare_request
 
 pytestmark = pytest.mark.model
 QUESTION = {"role": "user", "content": "What is the capital of France?"}
