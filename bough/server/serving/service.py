@@ -65,7 +65,7 @@ class Notices:
     def add(self, part: str, reason: str) -> None:
         if part not in self._named and len(self._named) < MOST_NOTICES:
             self._named.add(part)
-            log.warning("%s has no effect: %s", part, reason)
+            log.info("%s has no effect: %s", part, reason)
 
 
 class Service:
