@@ -58,8 +58,9 @@ class CacheHandle:
 
     def explain(self, prompt: Prompt, *, salt: str = "", **template: Any) -> Explanation:
         """How much of a prompt would be reused, and why no more."""
-        packed = self._prompts.encode(prompt, **_flat(template)).tokens.key
-        return self.look_up(packed, salt).explain(packed, self._prompts.decode)
+        encoded = self._prompts.encode(prompt, **_flat(template))
+        packed = encoded.tokens.key
+        return self.look_up(packed, salt).explain(packed, self._prompts.decode, encoded.boundaries)
 
     def look_up(self, prompt: bytes, salt: str) -> Lookup:
         return self._call(lambda: look_up(self._cache, prompt, salt))
