@@ -16,13 +16,12 @@ from bough.errors import PromptTooLong, RequestError
 from bough.generate.request import Request, default_max_tokens
 from bough.models.chat.boundaries import common_length
 from bough.models.chat.messages import prepare_messages
-from bough.models.defaults import NO_DEFAULTS, ModelDefaults
 from bough.models.encoder import UNLIMITED, PromptLimit
 from bough.models.prompts import EncodedPrompt, Prompts
 from bough.prompting.ask import Ask
 from bough.prompting.forced_calls import schema_of_call
 from bough.prompting.truncation import shorten
-from bough.sampling_params import TO_THE_END
+from bough.sampling_params import NO_DEFAULTS, TO_THE_END, ModelDefaults
 from bough.tokens import TOKEN_BYTES
 from bough.types import Message, SamplingParams, Tool
 

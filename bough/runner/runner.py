@@ -10,7 +10,6 @@ from typing import Any, Unpack, overload
 
 from bough.errors import RequestError
 from bough.generate.request import Request
-from bough.models.defaults import unset_names
 from bough.models.encoders.files import ModelKind
 from bough.prompting.prompt import encode_ask, encode_prefix, prepare_request
 from bough.runner.chat import AsyncPieces, Pieces
@@ -39,7 +38,7 @@ from bough.runner.texts import Vector, embed_texts, finish_vectors, run_texts, r
 from bough.runtime import EncoderRuntime, Runtime
 from bough.runtime.cache_handle import CacheHandle
 from bough.runtime.embedding import ComputedText, RankedDocument, rank
-from bough.sampling_params import SamplingOptions
+from bough.sampling_params import SamplingOptions, unset_names
 from bough.scheduling.worker import Worker
 from bough.system.tasks import Start
 from bough.types import Completion, Prompt, SamplingParams

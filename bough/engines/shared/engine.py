@@ -72,7 +72,7 @@ class LaneEngine(ABC):
     @as_engine_errors("the forward pass")
     def evaluate(self, lane: Lane, ids: Sequence[int]) -> Logits:
         assert len(ids) > 0, "a run has at least one token"
-        return self._compute.evaluate(lane, ids)
+        return self._compute.run(lane, ids, RunResult.LAST_LOGITS)
 
     @as_engine_errors("the forward pass")
     def evaluate_scored(self, lane: Lane, ids: Sequence[int], following: Sequence[int], num_top: int) -> ScoredRun:

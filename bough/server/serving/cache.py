@@ -163,7 +163,7 @@ class CacheService:
         async with self._using(prefix.model) as loaded:
 
             def work(is_cancelled: Callable[[], bool]) -> EncodedPrompt:
-                ask = self._catalog.complete(prefix)
+                ask = self._catalog.names.complete(prefix)
                 facts = loaded.facts(ask.template)
                 limit = PromptLimit(facts.context_tokens, is_cancelled)
                 return encode(ask, facts, limit, sorts_tools=self._settings.sort_tools)

@@ -43,7 +43,7 @@ class OneModel(Service):
             threads=PromptThreads(),
         )
         models: Any = SimpleNamespace(list=lambda: [self.loaded], using=self._using, choose_name=lambda name: name or "m")
-        super().__init__(Settings(), models, SimpleNamespace(complete=lambda ask: ask))  # type: ignore[arg-type]
+        super().__init__(Settings(), models, SimpleNamespace(names=SimpleNamespace(complete=lambda ask: ask)))  # type: ignore[arg-type]
 
     @asynccontextmanager
     async def _using(self, model: str) -> AsyncIterator[Any]:

@@ -112,7 +112,8 @@ class WholeStep:
     @torch.inference_mode()
     def _embed(self, ids: Sequence[int]) -> Tensor:
         """Fails if one of the tokens does not exist, before a lane has changed."""
-        return self._structure.embed(torch.tensor(ids, device="cpu")).contiguous()
+        found, factor = self._structure.embed_tokens(torch.tensor(ids, device="cpu")), self._structure.embedding_factor
+        return (found if factor == 1.0 else found * factor).contiguous()
 
     @torch.inference_mode()
     def _run(self, lanes: Sequence[TorchLane], x: Tensor, num_tokens: int, num_logits: int, shift: int = 0) -> Tensor:
@@ -123,7 +124,7 @@ class WholeStep:
         tables = self._tables.starting_at(shift) if shift else self._tables
         tables.reach(max(positions) + 1)
         where = torch.tensor(positions, dtype=torch.int32, device="cpu")
-        logits = empty_floats(num_logits, self._vocab_size)
+        logits = x.new_empty(num_logits, self._vocab_size)
         rows = _rows_structs(lanes, num_tokens, self._structure.groups)
         batch = _BatchStruct(
             ctypes.addressof(rows),
@@ -147,7 +148,7 @@ class WholeStep:
         model, step = ctypes.addressof(self._model), ctypes.addressof(batch)
         needed = self._kernels.step_floats(model, step)
         if self._work.numel() < needed:
-            self._work = empty_floats(needed)
+            self._work = self._work.new_empty(needed)
         self._counters.zero_()
         self._kernels.step(model, step, self._work.data_ptr(), self._counters.data_ptr())
 

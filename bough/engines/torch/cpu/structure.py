@@ -85,7 +85,8 @@ class Structure:
     activation: str
     norm: Tensor
     head: Matrix
-    embed: Callable[[Tensor], Tensor]
+    embed_tokens: Callable[[Tensor], Tensor]
+    embedding_factor: float
     rotations: list[Callable[[Tensor], tuple[Tensor, Tensor]]]
     rotary_dim: int
     groups: tuple[Group, ...]
@@ -139,7 +140,8 @@ def _read(model: Any, layout: TorchLayout) -> Structure:
         activation=_same([_activation_of(layer.mlp) for layer in decoder_layers], "activations"),
         norm=norm,
         head=_projection(head),
-        embed=_embedding(decoder),
+        embed_tokens=decoder.embed_tokens,
+        embedding_factor=float(getattr(decoder, "embedding_multiplier", None) or 1.0),
         rotations=rotations.kinds,
         rotary_dim=rotations.dim,
         groups=layout.groups,
@@ -258,16 +260,6 @@ def _activation_of(mlp: Any) -> str:
         if torch.allclose(got, known(x), rtol=1e-6, atol=1e-6):
             return name
     raise UnknownStructure(f"its activation {type(found).__name__} is neither SiLU nor the tanh form of GELU")
-
-
-def _embedding(decoder: Any) -> Callable[[Tensor], Tensor]:
-    factor = float(getattr(decoder, "embedding_multiplier", None) or 1.0)
-
-    def embed(ids: Tensor) -> Tensor:
-        found: Tensor = decoder.embed_tokens(ids)
-        return found if factor == 1.0 else found * factor
-
-    return embed
 
 
 class _Rotations:

@@ -17,12 +17,13 @@ from pydantic import Field
 
 from bough.config import Settings
 from bough.errors import RequestError
-from bough.models.defaults import unset_names
 from bough.prompting.ask import Ask, ToolChoice
+from bough.sampling_params import unset_names
+from bough.server.apis.answering import SaltOf, ServiceOf, open_answer
 from bough.server.apis.ollama.wire import Ids, Messages, Tools
 from bough.server.http.bounds import SHORT_NAME, check_schema
 from bough.server.http.errors import format_plain_error, to_http_error
-from bough.server.http.json_routes import SaltOf, ServiceOf, Wire, route_class
+from bough.server.http.json_routes import Wire, route_class
 from bough.server.http.streaming import NDJSON, ClosingStream, Pieces, cancel_on_disconnect, json_line
 from bough.server.serving.answer import Answer, Delta, PromptProgress
 from bough.types import SamplingParams
@@ -126,7 +127,7 @@ def _short_keep_alive(settings: Settings) -> float | None:
 async def run(body: RunBody, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
     """The next message of a conversation, or what follows a text."""
     ask = replace(body.to_ask(service.settings.model, salt), keep_alive_s=_short_keep_alive(service.settings))
-    answer = await cancel_on_disconnect(request, service.open(ask))
+    answer = await open_answer(request, service, ask)
     return ClosingStream(write_lines(answer), NDJSON, answer.close)
 
 

@@ -14,10 +14,11 @@ from fastapi.responses import JSONResponse
 
 from bough.errors import RequestError
 from bough.prompting.ask import Ask
+from bough.server.apis.answering import ServiceOf
 from bough.server.apis.ollama.wire import Messages, Tools
 from bough.server.http.bounds import FAIL_FAST, MAX_IDS, SHORT_NAME, at_most
 from bough.server.http.errors import format_plain_error
-from bough.server.http.json_routes import ServiceOf, Wire, route_class
+from bough.server.http.json_routes import Wire, route_class
 from bough.server.http.streaming import cancel_on_disconnect
 from bough.server.serving.tokens import TokenizedText, TokenOptions
 

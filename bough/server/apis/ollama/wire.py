@@ -17,9 +17,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from bough.errors import RequestError
 from bough.models.chat.tools import find_problem
-from bough.models.defaults import unset_names
 from bough.prompting.ask import Ask
-from bough.sampling_params import PARAMETERS, TYPES, SamplingParams
+from bough.sampling_params import PARAMETERS, TYPES, SamplingParams, unset_names
 from bough.server.http import bounds
 from bough.server.http.json_routes import Wire, with_fields
 from bough.server.serving.catalog.overlay import sampling_of

@@ -15,11 +15,12 @@ from fastapi.responses import Response
 from bough.errors import RequestError
 from bough.models.chat.messages import check_messages
 from bough.prompting.ask import Ask
+from bough.server.apis.answering import SaltOf, ServiceOf, answer_ask, progress_comment, write_logprobs
 from bough.server.apis.openai import wire
 from bough.server.http import bounds
 from bough.server.http.errors import to_http_error
-from bough.server.http.json_routes import SaltOf, ServiceOf, Wire, read_ask, route_class
-from bough.server.http.streaming import EventFrame, Pieces, answer_ask, progress_comment, sse, to_json, write_logprobs
+from bough.server.http.json_routes import Wire, read_ask, route_class
+from bough.server.http.streaming import EventFrame, Pieces, sse, to_json
 from bough.server.serving.answer import Answer, Answered, Delta, Event, Finished, PromptProgress, ScoredToken
 from bough.types import Message, ToolCall
 

@@ -16,13 +16,14 @@ from pydantic import Field
 
 from bough.errors import RequestError
 from bough.models.chat.messages import check_messages
-from bough.models.defaults import unset_names
 from bough.prompting.ask import Ask
+from bough.sampling_params import unset_names
+from bough.server.apis.answering import SaltOf, ServiceOf, answer_ask, progress_comment
 from bough.server.apis.openai import wire
 from bough.server.apis.openai.items import ResponseWriter
 from bough.server.http import bounds
-from bough.server.http.json_routes import SaltOf, ServiceOf, Wire, read_ask, route_class
-from bough.server.http.streaming import Pieces, answer_ask, progress_comment, sse
+from bough.server.http.json_routes import Wire, read_ask, route_class
+from bough.server.http.streaming import Pieces, sse
 from bough.server.serving.answer import Answer, Answered, Finished, PromptProgress
 from bough.types import Message, SamplingParams, Tool
 

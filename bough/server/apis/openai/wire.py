@@ -16,9 +16,8 @@ from pydantic import Field
 
 from bough.errors import RequestError
 from bough.models.chat.tools import find_problem
-from bough.models.defaults import unset_names
 from bough.prompting.ask import ToolChoice
-from bough.sampling_params import PARAMETERS, TYPES, Parameter, SamplingParams
+from bough.sampling_params import PARAMETERS, TYPES, Parameter, SamplingParams, unset_names
 from bough.server.apis.openai.strict import check_strict
 from bough.server.http import bounds
 from bough.server.http.errors import HttpError

@@ -13,10 +13,10 @@ from typing import Any
 
 from bough.errors import BoughError, EngineError, RequestError, ShuttingDown, Unavailable
 from bough.generate.request import Request
-from bough.models.defaults import ModelDefaults
 from bough.models.prompts import Prompts
 from bough.prompting.prompt import ModelFacts
 from bough.runtime.embedding import ComputedText, TextTokenizer
+from bough.sampling_params import ModelDefaults
 from bough.scheduling.job import Listener
 from bough.server.serving.model.contract import PreparedRequest
 from bough.server.serving.remote.replicas import Operation, RemoteRequest, ReplicaFacts, ReplicaLost, Replicas

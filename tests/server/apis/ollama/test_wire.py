@@ -10,9 +10,8 @@ import pytest
 from pydantic import ValidationError
 
 from bough.errors import RequestError
-from bough.models.defaults import NEUTRAL
 from bough.prompting.ask import Ask
-from bough.sampling_params import TO_THE_END
+from bough.sampling_params import NEUTRAL, TO_THE_END
 from bough.server.apis.ollama.wire import (
     NamedRequest,
     OllamaChatRequest,

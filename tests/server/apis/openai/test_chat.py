@@ -10,9 +10,9 @@ import openai
 import pytest
 
 from bough.errors import EngineError, PromptTooLong, RequestError
-from bough.models.defaults import NEUTRAL
 from bough.prompting.ask import ToolChoice
 from bough.prompting.forced_calls import schema_of_call
+from bough.sampling_params import NEUTRAL
 from bough.server.apis.openai.chat import OpenAIChatRequest, to_ask, write_events, write_whole
 from bough.server.apis.openai.wire import format_error
 from bough.server.http.errors import to_http_error

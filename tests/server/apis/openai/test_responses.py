@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from bough.errors import EngineError, RequestError
-from bough.models.defaults import NEUTRAL
+from bough.sampling_params import NEUTRAL
 from bough.server.apis.openai.responses import ResponseRequest, read_input, to_ask, write_events, write_whole
 from bough.server.serving.answer import Answered, Delta, ScoredToken
 from bough.types import SamplingParams
