@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from bough.cli import options
-from bough.cli.client import Client, find_client
+from bough.cli.client import Client, find_client, find_url
 from bough.cli.terminal.columns import align
 from bough.cli.terminal.screen import Screen
 from bough.config import Settings, load_settings
@@ -192,7 +192,7 @@ def launch(
     if tool is None:
         raise RequestError(f"{name!r} is no tool that can be launched; there are: {', '.join(TOOLS)}")
     settings = load_settings()
-    with find_client(settings, url) or Client(settings) as client:
+    with find_client(settings, url) or Client(find_url(settings), settings.api_key) as client:
         served = _find_served(client, settings, tool, model)
         for note in _find_problems(client, tool, served, further or []):
             screen.note(note)
