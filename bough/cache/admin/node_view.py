@@ -14,7 +14,7 @@ from typing import Any
 
 from bough.cache.residency.census import NodeRecord
 from bough.cache.tree.state import Tier
-from bough.cache.tree.tokens import unpack
+from bough.tokens import unpack
 
 LEAST_WIDTH, MOST_WIDTH = 40, 1000
 """Terminals narrower than the least get lines that are longer than they have columns."""

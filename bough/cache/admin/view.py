@@ -24,7 +24,7 @@ from bough.cache.residency import SaltTrie
 from bough.cache.residency.census import NodeRecord
 from bough.cache.steps import Steps, run_at_once
 from bough.cache.tree.node import Node
-from bough.cache.tree.tokens import cut, num_tokens, unpack
+from bough.tokens import cut, num_tokens, unpack
 
 MOST_BRANCHES = 16
 """The most continuations of the tree that are shown: a node may have as many children as there are tokens."""

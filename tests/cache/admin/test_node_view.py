@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bough.cache.admin.node_view import LEAST_WIDTH, NodeView, columns, draw, shorten
-from bough.cache.tree.tokens import pack
+from bough.tokens import pack
 
 COUNT = re.compile(r"\d+ tokens")
 
