@@ -8,11 +8,11 @@ from typing import Any
 
 from bough.cache.admin.node_view import NodeView, draw, flatten
 from bough.cache.admin.view import Explanation
-from bough.cache.tree.tokens import pack
 from bough.client.http import Client
 from bough.errors import RequestError
 from bough.prompting.ask import Ask
 from bough.runner.options import ask_of_prompt
+from bough.tokens import pack
 from bough.types import Message, Prompt
 
 
