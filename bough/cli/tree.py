@@ -111,7 +111,7 @@ def _draw_stored(
     """Draw the tree on disk in these sizes: width, depth and shortest edge; as JSON without any."""
     with _open(model, settings, screen) as stored:
         decode = _make_decoder(stored, settings, screen)
-        found = view_tree(stored.cache.forest, stored.cache.clock.now(), decode, salt)
+        found = view_tree(stored.cache, stored.cache.clock.now(), decode, salt)
         if sizes is None:
             plain = {"model": stored.tree.model, "roots": json.loads(found.to_json(has_ids=False))}
             return screen.write_line(json.dumps(plain, indent=2, ensure_ascii=False))
@@ -176,7 +176,7 @@ def _explain_stored(
             raise ModelNotFound(f"the files of {stored.tree.model} are not here: without its tokenizer nothing is matched")
         tokenizer = load_tokenizer(stored.files, settings.trust_remote_code)
         prompts = Prompts(tokenizer, vocab_size=0)
-        packed = prompts.encode(prompt, raw=isinstance(prompt, str)).tokens.key
+        packed = prompts.encode(prompt).tokens.key
         return {"model": stored.tree.model, **asdict(look_up(stored.cache, packed, "").explain(packed, prompts.decode))}
 
 

@@ -31,8 +31,8 @@ from bough.server.apis.openai import wire as openai_wire
 from bough.server.http.errors import ErrorFormat, error_response, format_plain_error, to_http_error
 from bough.server.http.json_routes import Api, api_of
 from bough.server.http.limits import LimitsMiddleware
-from bough.server.http.logs import LogsMiddleware
 from bough.server.http.security import PAGE_PATH, SCHEMA_PATH, Authenticator, SecurityMiddleware
+from bough.server.logs import LogsMiddleware
 from bough.server.serving.catalog import Catalog
 from bough.server.serving.loaded import LoadedModels, Start, start_model
 from bough.server.serving.service import Service

@@ -124,9 +124,9 @@ def test_an_import_that_is_refused_before_its_first_step_leaves_no_file(model: s
     with open_disk(tmp_path / "one") as source, open_disk(tmp_path / "other") as disk:
         origin, world = World(MODELS[model], 4, disk=source), World(MODELS[model], 4, disk=disk)
         origin.run(LONG)
-        assert origin.cache.flush()
+        assert origin.cache.upkeep.flush()
         world.run(LONG[:8])
-        assert world.cache.flush()
+        assert world.cache.upkeep.flush()
         used_bytes, works = disk.claimed_bytes, []
 
         def refuse(start: Callable[[], Steps[None]]) -> None:
@@ -141,8 +141,8 @@ def test_an_import_that_is_refused_before_its_first_step_leaves_no_file(model: s
         disk.check()
         assert world.known(LONG) == 8
         world.check()
-        origin.cache.close()
-        world.cache.close()
+        origin.cache.upkeep.close()
+        world.cache.upkeep.close()
 
 
 @every_model
@@ -165,7 +165,7 @@ def test_a_tree_that_no_archive_can_hold_is_not_exported(model: str, tmp_path: P
     with open_disk(tmp_path / "one") as source:
         origin = World(MODELS[model], 4, disk=source)
         origin.run(LONG)
-        assert origin.cache.flush()
+        assert origin.cache.upkeep.flush()
 
         with pytest.raises(
             RequestError, match=r"no layers with full attention, .* of up to 22 tokens, .* pages of 4 tokens"
@@ -173,7 +173,7 @@ def test_a_tree_that_no_archive_can_hold_is_not_exported(model: str, tmp_path: P
             export_tree(source, tmp_path / "archive.tar")
 
         assert [entry.name for entry in tmp_path.iterdir()] == ["one"]
-        origin.cache.close()
+        origin.cache.upkeep.close()
 
 
 @with_rows
@@ -183,7 +183,7 @@ def test_an_archive_comes_into_a_tree_that_serves_requests(model: str, tmp_path:
         chats = [LONG, BRANCH, [*LONG[:13], 33, 34]]
         for chat in chats:
             origin.run(chat, boundaries=[Boundary(5, Mark.SYSTEM_END)])
-        assert origin.cache.flush()
+        assert origin.cache.upkeep.flush()
         world = World(MODELS[model], 4, num_lanes=2, disk=disk)
         traffic = Traffic(world, seed=1)
         for _ in range(5):
@@ -200,17 +200,17 @@ def test_an_archive_comes_into_a_tree_that_serves_requests(model: str, tmp_path:
             assert world.run([*chat, 63]).cached == len(chat)
         world.check()
         disk.check()
-        world.cache.close()
-        origin.cache.close()
+        world.cache.upkeep.close()
+        origin.cache.upkeep.close()
 
 
 def test_the_disks_budget_holds_whoever_puts(tmp_path: Path) -> None:
     with open_disk(tmp_path / "one") as source:
         origin = World(MODELS["full"], 4, disk=source)
         origin.run(LONG)
-        assert origin.cache.flush()
+        assert origin.cache.upkeep.flush()
         export_tree(source, tmp_path / "archive.tar")
-        origin.cache.close()
+        origin.cache.upkeep.close()
     with Disk(tmp_path / "small", fingerprint="f", page_tokens=4, budget_bytes=500, floor_bytes=0) as disk:
         world = World(MODELS["full"], 4, disk=disk)
         done = import_tree(
@@ -221,4 +221,4 @@ def test_the_disks_budget_holds_whoever_puts(tmp_path: Path) -> None:
         assert 0 < world.cache.memory.num_bytes[Tier.DISK] == disk.claimed_bytes <= 500
         world.run(BRANCH)
         assert disk.claimed_bytes <= 500
-        world.cache.close()
+        world.cache.upkeep.close()

@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from bough.cli.logs import log_name
-from bough.server.http import logs
-from bough.server.http.logs import set_up_logs, writing_log_file
+from bough.server import logs
+from bough.server.logs import set_up_logs, writing_log_file
 
 log = logging.getLogger("bough.test")
 

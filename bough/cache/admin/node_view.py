@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from bough.cache.tree.census import NodeRecord
+from bough.cache.residency.census import NodeRecord
 from bough.cache.tree.state import Tier
 from bough.cache.tree.tokens import unpack
 

@@ -21,9 +21,9 @@ from typing import Any
 from bough.cache.admin.drawing import MIN_TOKENS, draw
 from bough.cache.admin.node_view import PLAIN, Decode, NodeView, flatten, make_view
 from bough.cache.prefix_cache import PrefixCache
-from bough.cache.residency import SaltForest, SaltTrie
+from bough.cache.residency import SaltTrie
+from bough.cache.residency.census import NodeRecord
 from bough.cache.steps import Steps, run_at_once
-from bough.cache.tree.census import NodeRecord
 from bough.cache.tree.node import Node
 from bough.cache.tree.tokens import cut, num_tokens, unpack
 
@@ -53,16 +53,17 @@ class TreeRecords:
     taken_s: float
 
 
-def take_records(forest: SaltForest, clock: Callable[[], float], salt: str | None = None) -> Steps[TreeRecords]:
+def take_records(cache: PrefixCache, clock: Callable[[], float], salt: str | None = None) -> Steps[TreeRecords]:
     """The records of the whole tree, or of one salt's part, at the moment at which this ends.
 
     First changed nodes are recorded, one in each step; the tree may change between them. Then all are collected in one.
     """
-    yield from forest.census.update()
+    forest = cache.forest
+    yield from cache.memory.census.update()
     if salt is not None:
-        records = forest.find(salt).census.take()
+        records = forest.find(salt).memory.census.take()
         return TreeRecords({salt: records} if records else {}, clock())
-    roots = {name_root(each, trie): trie.census.take() for each, trie in forest.tries.items()}
+    roots = {name_root(each, trie): trie.memory.census.take() for each, trie in forest.tries.items()}
     return TreeRecords(roots, clock())
 
 
@@ -191,9 +192,9 @@ def _describe(decode: Decode, record: NodeRecord) -> str:
     return json.dumps(plain, ensure_ascii=False, separators=(",", ":"))[1:-1]
 
 
-def view_tree(forest: SaltForest, now: float, decode: Decode, salt: str | None = None) -> TreeView:
+def view_tree(cache: PrefixCache, now: float, decode: Decode, salt: str | None = None) -> TreeView:
     """A view of the whole tree, or of one salt's part of it; `decode` turns an edge's ids into text."""
-    return Viewer(decode).view(run_at_once(lambda: take_records(forest, lambda: now, salt)))
+    return Viewer(decode).view(run_at_once(lambda: take_records(cache, lambda: now, salt)))
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,10 @@ class LaneEngine(ABC):
         """Bytes of pages and states that were made and not yet released: tests find leaks by it."""
         return self._pages.held_bytes
 
+    @property
+    def num_clipped(self) -> int:
+        return 0
+
     def limit_device(self, budget_bytes: int) -> None:
         """Nothing to do: memory is taken as it is needed, and the cache keeps within the budget."""
         return
@@ -72,7 +76,7 @@ class LaneEngine(ABC):
     @as_engine_errors("the forward pass")
     def evaluate(self, lane: Lane, ids: Sequence[int]) -> Logits:
         assert len(ids) > 0, "a run has at least one token"
-        return self._compute.evaluate(lane, ids)
+        return self._compute.run(lane, ids, RunResult.LAST_LOGITS)
 
     @as_engine_errors("the forward pass")
     def evaluate_scored(self, lane: Lane, ids: Sequence[int], following: Sequence[int], num_top: int) -> ScoredRun:

@@ -21,7 +21,7 @@ def bring(
     world = World(MODELS[model], disk.page_tokens, disk=donor)
     for chat in chats:
         world.run(chat, boundaries=[Boundary(1 + len(chat) // 2, Mark.SYSTEM_END)], salt=salt)
-    world.cache.flush()
+    world.cache.upkeep.flush()
     chain = Chain(disk.keys, disk.root(salt), [*donor.platter.files, *donor.platter.points])  # type: ignore[arg-type]
     for address, (content, nbytes, last_used) in donor.platter.files.items():
         step = chain.find(address)

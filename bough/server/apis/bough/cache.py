@@ -25,12 +25,13 @@ from bough.cache.disk import ReadOnlyTree
 from bough.cache.tree.state import Tier
 from bough.cache.tree.tokens import cut, num_tokens
 from bough.errors import RequestError, TooLarge, Unavailable
+from bough.prompting.ask import Ask
+from bough.server.apis.answering import SaltOf, ServiceOf
 from bough.server.apis.ollama.wire import Messages, Tools
 from bough.server.http.bounds import SHORT_NAME
 from bough.server.http.errors import format_plain_error
-from bough.server.http.json_routes import SaltOf, ServiceOf, Wire, route_class
+from bough.server.http.json_routes import Wire, route_class
 from bough.server.http.streaming import EVENT_STREAM, ClosingStream, Pieces, cancel_on_disconnect, sse, sse_comment
-from bough.server.serving.ask import Ask
 from bough.server.serving.cache import FromNode, NodeName
 from bough.server.serving.events.hub import INTERVAL_S, LEAST_INTERVAL_S, MOST_INTERVAL_S, EventHub
 from bough.server.serving.events.reader import EventReader
@@ -80,7 +81,7 @@ class PrefixBody(Wire):
         messages: list[Message] = [*system, {"role": "user", "content": self.prompt}]
         if self.messages is not None:
             messages = [message.to_message() for message in self.messages]
-        return Ask(self.model or "", messages=messages, tools=self.tools or (), salt=salt)
+        return Ask(self.model or "", messages=messages, tools=self.tools or (), continues_answer=False, salt=salt)
 
 
 def get_scope(request: Request, salt: SaltOf) -> str | None:

@@ -9,8 +9,9 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from bough.server.apis.answering import ServiceOf
 from bough.server.http.errors import format_plain_error
-from bough.server.http.json_routes import ServiceOf, route_class
+from bough.server.http.json_routes import route_class
 from bough.server.serving.catalog import Catalog
 from bough.system.resources import read_host_memory
 
@@ -26,5 +27,5 @@ async def read_catalogue(service: ServiceOf) -> JSONResponse:
 def _describe(catalog: Catalog) -> dict[str, Any]:
     memory_bytes = read_host_memory().total_bytes
     found = catalog.list_catalogue(memory_bytes)
-    models = [asdict(each) | {"is_here": catalog.has_name(each.name)} for each in found]
+    models = [asdict(each) | {"is_here": catalog.names.has_name(each.name)} for each in found]
     return {"memory_bytes": memory_bytes, "models": models}
