@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import secrets
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -29,6 +35,7 @@ from bough.server.serving.metrics import Metrics
 
 log = logging.getLogger("bough.requests")
 
+LOG_FILE_BYTES, NUM_OLD_FILES = 5 * 10**6, 2
 _PATH_BYTES = 500
 _REASON_CHARACTERS = 300
 _RED, _YELLOW, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
@@ -236,3 +243,33 @@ def set_up_logs(*, as_json: bool, is_terminal: bool = False, has_colours: bool =
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False
+
+
+@contextmanager
+def writing_log_file(file: Path, *, as_json: bool) -> Iterator[None]:
+    """Write what Bough logs to a file, too, which its owner alone can read. A thread writes, in case the disk hangs.
+
+    A full file becomes `FILE.1`, and so on; the oldest is deleted. Raises OSError if the file cannot be written.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    output = _PrivateFile(file, maxBytes=LOG_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8")
+    output.setFormatter(JsonFormatter() if as_json else LineFormatter(is_terminal=False, has_colours=False))
+    records: SimpleQueue[logging.LogRecord] = SimpleQueue()
+    listener, handler, logger = QueueListener(records, output), QueueHandler(records), logging.getLogger("bough")
+    logger.addHandler(handler)
+    listener.start()
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        listener.stop()  # writes what is left
+        output.close()
+
+
+class _PrivateFile(RotatingFileHandler):
+    def _open(self) -> Any:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=_open_private)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
