@@ -15,7 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from bough.models.prompts import LeftOut
 from bough.server.http.errors import HttpError, format_plain_error, refuse
-from bough.server.logs import JsonFormatter, LineFormatter, LogsMiddleware
+from bough.server.log_format import JsonFormatter, LineFormatter
+from bough.server.logs import LogsMiddleware
 from bough.server.serving.loaded.progress import RequestRecord, note_record
 from bough.server.serving.metrics import Metrics
 from bough.types import Usage

@@ -16,7 +16,7 @@ import pytest
 
 from bough.config import Settings
 from bough.errors import Unavailable
-from bough.server.logs import JsonFormatter
+from bough.server.log_format import JsonFormatter
 from bough.server.serving.transfers import make_file, require_room
 from bough.system.resources import free_disk_bytes
 from tests.server.servers import Address
