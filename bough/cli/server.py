@@ -15,7 +15,7 @@ from rich import filesize
 from rich.console import Console
 
 from bough.cli import options
-from bough.cli.client import Client, find_client, local_url
+from bough.cli.client import Client, find_client, find_url, local_url
 from bough.cli.logs import log_name
 from bough.cli.terminal.columns import ahead, align
 from bough.cli.terminal.progress import Bars, Lines
@@ -141,7 +141,7 @@ class _LoadProgress:
 def _find_server(url: str | None) -> Client:
     """A client of the server at `url`, of the one that runs here, or else of the one at the settings host and port."""
     settings = load_settings()
-    return find_client(settings, url) or Client(settings)
+    return find_client(settings, url) or Client(find_url(settings), settings.api_key)
 
 
 def ps(as_json: options.AsJson = False, url: options.Url = None) -> None:

@@ -176,8 +176,10 @@ def _explain_stored(
             raise ModelNotFound(f"the files of {stored.tree.model} are not here: without its tokenizer nothing is matched")
         tokenizer = load_tokenizer(stored.files, settings.trust_remote_code)
         prompts = Prompts(tokenizer, vocab_size=0)
-        packed = prompts.encode(prompt).tokens.key
-        return {"model": stored.tree.model, **asdict(look_up(stored.cache, packed, "").explain(packed, prompts.decode))}
+        encoded = prompts.encode(prompt)
+        packed = encoded.tokens.key
+        found = look_up(stored.cache, packed, "").explain(packed, prompts.decode, encoded.boundaries)
+        return {"model": stored.tree.model, **asdict(found)}
 
 
 def _explain_lines(found: dict[str, Any]) -> Iterator[str]:

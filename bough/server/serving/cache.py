@@ -181,5 +181,6 @@ async def _explain(
     packed = encoded.tokens.key
     known = await ask(loaded.tree, packed)
     replica = max(known, key=lambda name: (known[name].cached, known[name].matched))
-    words = await asyncio.to_thread(known[replica].explain, packed, loaded.generator.facts.prompts.decode)
+    decode = loaded.generator.facts.prompts.decode
+    words = await asyncio.to_thread(known[replica].explain, packed, decode, encoded.boundaries)
     return PrefixExplanation(loaded.name, words, known[replica].is_kept, replica, known)

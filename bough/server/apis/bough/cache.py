@@ -151,8 +151,9 @@ async def explain(body: PrefixBody, service: ServiceOf, salt: SaltOf) -> JSONRes
 async def warm(body: PrefixBody, request: Request, service: ServiceOf, salt: SaltOf) -> JSONResponse:
     """Compute a prefix and keep it, so that the first request that begins with it is quick."""
     found = await cancel_on_disconnect(request, service.cache.warm(body.to_ask(salt)))
-    counts = {name: getattr(found.result.usage, name) for name in ("prompt_tokens", "cached_tokens", "computed_tokens")}
-    return JSONResponse({"model": found.model, **counts})
+    usage = asdict(found.result.usage)
+    counts = {name: usage[name] for name in ("prompt_tokens", "matched_tokens", "cached_tokens", "computed_tokens")}
+    return JSONResponse({"model": found.model, **counts, "timings": asdict(found.result.timings)})
 
 
 @router.post("/api/cache/keep")
