@@ -25,7 +25,7 @@ from bough.cache.residency import SaltTrie
 from bough.cache.residency.census import NodeRecord
 from bough.cache.steps import Steps, run_at_once
 from bough.cache.tree.node import Node
-from bough.cache.tree.tokens import cut, num_tokens, unpack
+from bough.tokens import cut, num_tokens, unpack
 from bough.types import Boundary, Mark
 
 MOST_BRANCHES = 16
