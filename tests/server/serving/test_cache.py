@@ -17,6 +17,7 @@ from bough.cache.tree.tokens import num_tokens
 from bough.config import Settings
 from bough.errors import PromptTooLong
 from bough.models.encoder import PromptLimit
+from bough.models.prompts import EncodedPrompt
 from bough.server.apis.bough import cache as cache_api
 from bough.server.apis.bough.cache import PrefixBody
 from bough.server.serving.loaded.model import LARGE_CHARS, PromptThreads
@@ -46,10 +47,10 @@ class OneModel(Service):
     async def _using(self, model: str) -> AsyncIterator[Any]:
         yield self.loaded
 
-    def _encode(self, prompt: str, *, limit: PromptLimit, **options: Any) -> Any:
+    def _encode(self, prompt: str, *, limit: PromptLimit, **options: Any) -> EncodedPrompt:
         self.steps.append(f"encoded by {_thread()}")
         limit.check(len(prompt))
-        return SimpleNamespace(tokens=Tokens.of([1] * len(prompt)))
+        return EncodedPrompt(Tokens.of([1] * len(prompt)))
 
     async def _look_up(self, prompt: bytes, *args: Any) -> dict[str, Lookup]:
         self.steps.append(f"asked for {num_tokens(prompt)} ids")
