@@ -126,18 +126,20 @@ def _describe(scope: Scope, trace: RequestTrace, total_s: float) -> dict[str, An
     """The fields of a request's line. Unknown ones are left out."""
     client = scope.get("client")
     path: bytes = scope.get("raw_path", scope["path"].encode()).partition(b"?")[0]
+    record = trace.slot.record
+    reason = trace.error.text or (record.error if record else None) or ""  # the second ends a stream that has begun
     fields: dict[str, Any] = {
         "method": scope["method"],
         "path": path[:_PATH_BYTES].decode("ascii", "backslashreplace"),
         "status": trace.status,
-        **(_describe_record(trace.slot.record) if trace.slot.record else {}),
+        **(_describe_record(record) if record else {}),
         "total_s": round(total_s, 4),
         "client": client[0] if client else "",
         "key": scope.get("state", {}).get("key_name", ""),
         "trace_id": trace.trace_id,
         "request_id": trace.request_id,
         "note": "" if trace.is_whole else "the client hung up",
-        "reason": trace.error.text[:_REASON_CHARACTERS],
+        "reason": reason[:_REASON_CHARACTERS],
     }
     return {name: value for name, value in fields.items() if value != ""}
 
