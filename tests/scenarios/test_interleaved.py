@@ -70,7 +70,7 @@ class Traffic:
                 self.serve()
 
 
-@pytest.mark.parametrize("model", [model for model in MODELS if "full" in model])
+@every_model
 def test_an_export_beside_requests_has_all_that_was_there_when_it_began(model: str, disk: Disk, tmp_path: Path) -> None:
     world = World(MODELS[model], 4, num_lanes=2, disk=disk)
     traffic = Traffic(world)

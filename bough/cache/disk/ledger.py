@@ -219,11 +219,13 @@ class Ledger:
             self.points[name] = self._changed_points[name] = record
             self.changed.notify_all()
 
-    def put_new_point(self, record: PointRecord) -> None:
-        """Note a restore point, unless there is one at this address."""
+    def put_new_point(self, record: PointRecord) -> bool:
+        """Note a restore point, unless there is one at this address; returns whether there was none."""
         with self.changed:
-            if self._keys.name(record.address) not in self.points:
+            is_new = self._keys.name(record.address) not in self.points
+            if is_new:
                 self.put_point(record)
+            return is_new
 
     def drop_point(self, address: Address) -> None:
         """Forget a restore point, if it is known."""
