@@ -11,12 +11,13 @@ Always true of a `SamplingParams`: every value is in its range.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from types import NoneType
 from typing import Any, Literal, TypedDict
 
 from bough.errors import RequestError
+from bough.python_types import make_schema
 
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1_024
@@ -97,6 +98,8 @@ class SamplingParams:
 
     `logit_bias` is added to the logits of single tokens. It is given as a mapping from token ids, or as pairs, and kept as
     pairs in the order of ids. -100 in effect bans a token, 100 in effect forces it, unless a grammar forbids it.
+
+    `format` may be given as a type, and is kept as its JSON schema.
 
     `loop_guard` ends an answer that repeats itself; with `ignore_eos` it does nothing, because then the length is wanted.
     """
@@ -196,6 +199,8 @@ class SamplingParams:
         object.__setattr__(self, "stop", stop)
         _check_stops(stop)
         object.__setattr__(self, "logit_bias", _read_logit_bias(self.logit_bias))
+        if callable(self.format):
+            object.__setattr__(self, "format", make_schema(self.format))
         for name in _CHECKED:
             _check(name, getattr(self, name))
 
@@ -222,7 +227,7 @@ class SamplingOptions(TypedDict, total=False):
     ignore_eos: bool
     loop_guard: bool
     logprobs: int | None
-    format: Literal["json"] | dict[str, Any] | None
+    format: Literal["json"] | dict[str, Any] | Callable[..., Any] | None
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]]
 
 
@@ -232,7 +237,35 @@ PARAMETERS: Mapping[str, Parameter] = {
 }
 TYPES: Mapping[str, str] = {each.name: str(each.type) for each in fields(SamplingParams)}
 """The type of each parameter, as it is written above."""
+NEUTRAL: Mapping[str, Any] = {name: each.neutral for name, each in PARAMETERS.items() if each.neutral is not None}
+"""The parameters that a model may have defaults for, each with the value that changes nothing."""
 _CHECKED = tuple(name for name, kind in TYPES.items() if kind in _KINDS)
+
+
+@dataclass(frozen=True)
+class ModelDefaults:
+    """A model's recommendations; empty if none are known. `problems` are sentences about values that were left out."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    def fill(self, params: SamplingParams, unset: Collection[str]) -> SamplingParams:
+        """The parameters with those in `unset` replaced by the model's own, or neutral if the model has none.
+
+        A model without any defaults changes nothing. Defaults of two origins are never mixed: a temperature that was chosen
+        for the whole distribution does not suit a top-k from another origin.
+        """
+        if not self.values or not unset:
+            return params
+        return replace(params, **{name: self.values.get(name, NEUTRAL[name]) for name in unset})
+
+
+NO_DEFAULTS = ModelDefaults()
+
+
+def unset_names(given: Collection[str]) -> frozenset[str]:
+    """The parameters that a model may have defaults for, without those that a request gives."""
+    return frozenset(NEUTRAL.keys() - set(given))
 
 
 def _check(name: str, value: Any) -> None:

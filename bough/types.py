@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, Protocol
 
+from bough.python_types import Value, parse_json
 from bough.sampling_params import SamplingParams as SamplingParams  # one of the types that layers share
 
 FinishReason = Literal["stop", "length", "loop", "cancelled"]
@@ -226,6 +227,10 @@ class Completion:
     cycle_tokens: int = 0
     tool_calls: tuple[ToolCall, ...] = ()
     embedding: tuple[float, ...] = ()
+
+    def parse(self, kind: type[Value]) -> Value:
+        """The value of a type that was the `format` of the request. Raises BoughError if the text describes none."""
+        return parse_json(self.text, kind)
 
 
 class Progress(Protocol):

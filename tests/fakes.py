@@ -180,6 +180,7 @@ class FakeEngine:
         self.capabilities = Capabilities()
         self.info = EngineInfo("fake", "tokens", "unknown", "tokens")
         self.max_chunk_tokens = 8192
+        self.num_clipped = 0
         self.live: set[Page | State] = set()
         self.evaluated: list[int] = []  # tokens per call
         self.fail_next: str | None = None  # the call that fails next: "evaluate", "publish", "cut", …

@@ -22,7 +22,7 @@ def check(cache: PrefixCache, engine: FakeEngine, sessions: Iterable[Session] = 
     All nodes are recorded at the end, so that the next check finds a record that should have been noted as out of date.
     """
     cache.check()
-    for _ in cache.forest.census.update():
+    for _ in cache.memory.census.update():
         pass
     held = []
     for trie in cache.forest.tries.values():

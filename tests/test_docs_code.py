@@ -169,7 +169,7 @@ def test_python_in_the_documents_runs(
 def run_python(block: Block, names: dict[str, Any], server: Server) -> None:
     code = block.text.replace(ADDRESS, server.url.removeprefix("http://"))
     try:
-        exec(compile("\n" * block.line + code, str(block.page), "exec"), names)
+        exec(compile("\n" * block.line + code, str(block.page), "exec", dont_inherit=True), names)
     except Exception as error:
         error.add_note(f"in the code of {block}")
         raise

@@ -18,6 +18,8 @@ from benchmarks.quality.prompts import QualityPrompt
 from bough.bench.variants import Variant, evaluate_in_runs
 from bough.engines.contract import Engine, Logits
 from bough.errors import RequestError
+from bough.prompting.prompt import encode_ask
+from bough.prompting.user_prompt import read_prompt
 from bough.runtime import Runtime
 
 REFERENCE = "float32"
@@ -80,7 +82,7 @@ def measure_quality(
 
 def encode(runtime: Runtime, prompt: QualityPrompt) -> list[int]:
     """The ids of a prompt; a chat goes through the model's template."""
-    return runtime.prompts.encode(prompt.text, raw=not prompt.is_chat).tokens.ids
+    return encode_ask(read_prompt(prompt.text, raw=not prompt.is_chat), runtime.facts).tokens.ids
 
 
 def continue_greedily(engine: Engine, prompt: Sequence[int], num_tokens: int) -> Continuation:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
-from bough.cache.session import Reuse
 from bough.engines.contract import Engine
 from bough.generate.generation import ChunkSize, Generation
-from bough.generate.request import Request
+from bough.generate.reuse import Reuse
+from bough.prompting.prompt import prepare_request
+from bough.prompting.user_prompt import read_prompt
 from bough.runtime import Runtime
 from bough.types import Chunk, Completion, Prompt, SamplingParams
 
@@ -36,7 +38,8 @@ class SingleRequests:
     def stream(self, prompt: Prompt, *, raw: bool = False, **sampling: Any) -> Iterator[Chunk | Completion]:
         """Yield the pieces of the answer that are not empty, then the completion."""
         runtime = self._runtime
-        generation = runtime.prepare(Request.of(runtime.prompts.encode(prompt, raw=raw), SamplingParams(**sampling)))
+        ask = replace(read_prompt(prompt, raw=raw), params=SamplingParams(**sampling))
+        generation = runtime.prepare(prepare_request(ask, runtime.facts))
         for piece in run_alone(runtime.engine, self._reuse, generation, runtime.chunk_size):
             if not isinstance(piece, Chunk) or piece.text or piece.token_ids:
                 yield piece

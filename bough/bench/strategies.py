@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from bough.cache.prefix_cache import PrefixCache
-from bough.cache.session import Reuse
 from bough.cache.tree.plan import LiveRows, plan
 from bough.cache.tree.state import PAGE_TOKENS, Group, GroupSource, Kind, Lane, Page, PageStore, State, page_ranges
 from bough.cache.tree.tokens import common_prefix, num_tokens
+from bough.generate.reuse import Reuse
 from bough.runtime import Runtime
 from bough.tokens import Tokens
 from bough.types import Loading
@@ -42,6 +42,9 @@ class TreeStrategy(PrefixCache):
     @property
     def kept_bytes(self) -> int:
         return self.memory.tree_bytes
+
+    def clear(self) -> None:
+        self.upkeep.clear()
 
 
 class LaneSession:

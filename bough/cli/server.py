@@ -16,7 +16,7 @@ from rich.console import Console
 
 from bough.cli import options
 from bough.cli.client import Client, find_client, local_url
-from bough.cli.terminal.columns import ahead, align, memory
+from bough.cli.terminal.columns import ahead, align
 from bough.cli.terminal.progress import Bars, Lines
 from bough.cli.terminal.screen import Screen
 from bough.config import Settings, limit_thread_spinning, load_settings
@@ -50,7 +50,7 @@ def run_server(settings: Settings, screen: Screen) -> None:
         limit_thread_spinning()  # before OpenMP is loaded with torch's library
     from bough.server.app import make_app, make_service
     from bough.server.http.listening import bind, host, is_loopback, url_of
-    from bough.server.http.logs import set_up_logs
+    from bough.server.logs import set_up_logs
 
     notes = screen.notes
     with bind(settings.host, settings.port) as bound, _LoadProgress(notes) as progress, ExitStack() as held:
@@ -67,7 +67,7 @@ def run_server(settings: Settings, screen: Screen) -> None:
 
         def note_ready() -> None:
             progress.end()
-            if problem and not service.disk_problem:  # which is in the log already, and has the same cause
+            if problem and not service.health.disk_problem:  # which is in the log already, and has the same cause
                 log.warning("%s", problem)
             screen.note(f"bough {VERSION} serves {files.name} at {url} ({_APIS}); Ctrl-C ends")
 
@@ -200,7 +200,7 @@ def _ps_rows(facts: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 def _describe_tree(facts: dict[str, Any]) -> tuple[str, str]:
     lanes = "" if facts["lanes"] is None else f"{facts['busy_lanes']} of {facts['lanes']} busy"
     tokens = facts["tree_tokens"]
-    return lanes, "" if tokens is None else f"{tokens:,} tokens, {memory(facts['tree_bytes'])}"
+    return lanes, "" if tokens is None else f"{tokens:,} tokens, {filesize.decimal(facts['tree_bytes'])}"
 
 
 def stop(

@@ -1,8 +1,8 @@
 """Grammars for structured output: the tokens that may come next in JSON that fits a schema.
 
 llguidance does the work; this module translates its errors and masks. Always true: an end-of-sequence token is allowed
-exactly where the answer so far is complete. Between two JSON tokens there is at most one line break with its indent, or two
-blanks: without this limit, weak models write blanks until they reach their token limit.
+exactly where the answer so far is complete. Between two JSON tokens there is at most one line break with its indent (16
+blanks or 4 tabs), or one blank: without this limit, weak models write blanks until they reach their token limit.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bough.errors import RequestError
+from bough.generate.schemas import close_objects
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 # `oneOf` with overlapping options is read as `anyOf`. llguidance honours a bounded pattern since 1.8.
-_OPTIONS: Any = {"whitespace_pattern": r"(\r?\n[ \t]{0,20}| {1,2})", "coerce_one_of": True}
+_OPTIONS: Any = {"whitespace_pattern": r"(\r?\n( {0,16}|\t{1,4})| )", "coerce_one_of": True}
 
 
 class Constraint:
@@ -78,7 +79,7 @@ def _compile(schema: dict[str, Any], tokenizer: LLTokenizer) -> LLMatcher:
     from llguidance import LLMatcher
 
     try:
-        grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS)
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(close_objects(schema)), overrides=_OPTIONS)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"the output format is not a JSON schema: {error}") from error
     matcher = LLMatcher(tokenizer, grammar, log_level=0)

@@ -1,4 +1,4 @@
-"""The sampling defaults of a model, recommended by its makers, by the names of `SamplingParams`.
+"""Reads the sampling defaults of a model, recommended by its makers, by the names of `SamplingParams`.
 
 The first of these that has any counts: `generation_config.json` in the model's folder; the metadata of a GGUF file; the
 registry's entry for the file that the model was made from. When a folder is made from a GGUF file, the metadata go into a
@@ -10,8 +10,8 @@ include a temperature.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from bough.errors import RequestError, UnsupportedModel
@@ -19,38 +19,9 @@ from bough.models.fetching.registry import find_made_from
 from bough.models.files import GENERATION_FILE, ModelFiles, read_json
 from bough.models.gguf.folder import read_sampling
 from bough.models.store import RECORD_FILE
-from bough.sampling_params import PARAMETERS, SamplingParams
-
-NEUTRAL: Mapping[str, Any] = {name: each.neutral for name, each in PARAMETERS.items() if each.neutral is not None}
-"""The parameters that a model may have defaults for, each with the value that changes nothing."""
+from bough.sampling_params import NEUTRAL, PARAMETERS, ModelDefaults, SamplingParams
 
 _GENERATION_NAMES = {each.generation: name for name, each in PARAMETERS.items() if each.generation}
-
-
-@dataclass(frozen=True)
-class ModelDefaults:
-    """A model's recommendations; empty if none are known. `problems` are sentences about values that were left out."""
-
-    values: Mapping[str, Any] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()
-
-    def fill(self, params: SamplingParams, unset: Collection[str]) -> SamplingParams:
-        """The parameters with those in `unset` replaced by the model's own, or neutral if the model has none.
-
-        A model without any defaults changes nothing. Defaults of two origins are never mixed: a temperature that was chosen
-        for the whole distribution does not suit a top-k from another origin.
-        """
-        if not self.values:
-            return params
-        return replace(params, **{name: self.values.get(name, NEUTRAL[name]) for name in unset})
-
-
-NO_DEFAULTS = ModelDefaults()
-
-
-def unset_names(given: Collection[str]) -> frozenset[str]:
-    """The parameters that a model may have defaults for, without those that a request gives."""
-    return frozenset(NEUTRAL.keys() - set(given))
 
 
 def read_defaults(files: ModelFiles) -> ModelDefaults:

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from bough.errors import RequestError
-from bough.models.chat.boundaries import common_length
-from bough.models.chat.messages import check_messages, prepare_messages, read_calls
 from bough.models.encoder import UNLIMITED, PromptLimit
 from bough.models.tokenizer import Tokenizer
-from bough.tokens import TOKEN_BYTES, Tokens
+from bough.tokens import Tokens
 from bough.types import Boundary, Prompt
 
 _THINK = "<think>"
@@ -32,45 +30,26 @@ class EncodedPrompt:
 class Prompts:
     """Encodes prompts for one model, with its tokenizer and the size of its vocabulary."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, *, writes_tools: bool = False) -> None:
-        """With `writes_tools`, tools become plain text if the chat template does not know them."""
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self.tokenizer = tokenizer
         self._vocab_size = vocab_size
-        self._writes_tools = writes_tools
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model has a chat template."""
+        return self.tokenizer.has_text and self.tokenizer.template.is_present
 
     def with_template(self, source: str) -> Prompts:
         return Prompts(self.tokenizer.with_template(source), self._vocab_size)
 
-    def writing_tools(self) -> Prompts:
-        """The same, for messages and tools of a user of the library."""
-        return Prompts(self.tokenizer, self._vocab_size, writes_tools=True)
-
     def encode(
-        self,
-        prompt: Prompt,
-        *,
-        raw: bool = False,
-        tools: Any = None,
-        limit: PromptLimit = UNLIMITED,
-        **template_kwargs: Any,
+        self, prompt: Prompt, *, tools: Any = None, limit: PromptLimit = UNLIMITED, **template_kwargs: Any
     ) -> EncodedPrompt:
-        """The ids of a prompt: messages through the chat template, ids checked.
-
-        If the model has a chat template, a text is a user message. With `raw`, or without one, it is encoded unchanged.
-        """
+        """The tokens of a prompt: messages through the chat template, a text as it is, ids checked."""
         if isinstance(prompt, str):
-            if raw or not (self.tokenizer.has_text and self.tokenizer.template.is_present):
-                return EncodedPrompt(Tokens.of(self.tokenizer.encode(prompt, limit)))
-            prompt = [{"role": "user", "content": prompt}]
-        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
-            prompt = _listed(prompt)
+            return EncodedPrompt(Tokens.of(self.tokenizer.encode(prompt, limit)))
         if len(prompt) > 0 and isinstance(prompt[0], Mapping):
             messages: Any = prompt
-            if self._writes_tools:
-                knows_tools = self.tokenizer.template.supports_tools
-                messages = read_calls(check_messages(messages))
-                given = prepare_messages(messages, tools or (), template_knows_tools=knows_tools)
-                messages, tools = given.messages, given.tools
             rendered = self.tokenizer.template.render(messages, tools=tools, limit=limit, **template_kwargs)
             return EncodedPrompt(Tokens.of(rendered.ids), rendered.boundaries, is_chat=True)
         limit.check(len(prompt))
@@ -88,19 +67,6 @@ class Prompts:
     ) -> int:
         """The number of a chat's tokens, in less time than `encode` takes."""
         return self.tokenizer.template.count(messages, tools=tools, limit=limit, **template_kwargs)
-
-    def encode_prefix(self, prompt: Prompt, *, raw: bool = False, **template: Any) -> EncodedPrompt:
-        """The part of a prompt that stays the same if the text continues, or if another message follows."""
-        encoded = self.encode(prompt, raw=raw, **template)
-        if not encoded.is_chat:
-            return encoded
-        if isinstance(prompt, str):
-            other = self.encode(f"{prompt} and so on", **template)
-        else:
-            other = self.encode(prompt, **{**template, "add_generation_prompt": False})
-        shared = common_length(encoded.tokens.key, other.tokens.key) // TOKEN_BYTES or len(encoded.tokens)
-        boundaries = [each for each in encoded.boundaries if each.offset <= shared]
-        return EncodedPrompt(encoded.tokens[:shared], boundaries, is_chat=True)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
@@ -120,10 +86,3 @@ class Prompts:
         if wrong is not None:
             raise RequestError(f"token id {wrong} is outside the vocabulary of {self._vocab_size}")
         return ids
-
-
-def _listed(prompt: Any) -> list[Any]:
-    """The elements of an array or tensor of ids. Raises RequestError for other types."""
-    if not hasattr(prompt, "tolist") or isinstance(listed := prompt.tolist(), int | float):
-        raise RequestError(f"a prompt is a text, messages, or token ids, not {type(prompt).__name__}")
-    return list(listed)

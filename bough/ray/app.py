@@ -67,7 +67,7 @@ class RemoteStart:
                 await replicas.close()
                 raise
             prompts = Prompts(tokenizer, facts.vocab_size)
-            return RemoteModel(replicas, facts, prompts, defaults, partial(digest_prompt, keys))
+            return RemoteModel(files.name, replicas, facts, prompts, defaults, partial(digest_prompt, keys))
 
         return connect()
 

@@ -25,7 +25,7 @@ from bough.runner.options import (
     RequestOptions,
     SendOptions,
     check_chat_options,
-    with_present_names,
+    plain_options,
 )
 from bough.runtime.cache_handle import CacheHandle
 from bough.system.folders import write_private
@@ -60,7 +60,7 @@ class Chat:
         check_chat_options(options)
         self._model = model
         self._messages = [_checked(each) for each in messages]
-        self._options: Any = with_present_names(options)
+        self._options: Any = plain_options(options)
         self._kept: list[Message] | None = None
         self._begins = threading.Lock()  # held while a turn begins, or turns are taken back
         self._turn: weakref.ref[ChatTurn] | None = None  # the last that was begun
@@ -127,7 +127,7 @@ class Chat:
                 raise RequestError(
                     "the chat is answering already: close that stream, or fork the chat to ask two things at once"
                 )
-            turn = ChatTurn(self, [*self._messages, *messages], {**self._options, **with_present_names(options)})
+            turn = ChatTurn(self, [*self._messages, *messages], {**self._options, **plain_options(options)})
             self._turn = weakref.ref(turn)
         return turn
 

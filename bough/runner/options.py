@@ -5,16 +5,24 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from bough.errors import RequestError
+from bough.models.chat.tools import find_problem
+from bough.prompting.ask import Ask, ToolChoice
+from bough.prompting.user_prompt import read_prompt
+from bough.python_types import describe_tool, make_schema
 from bough.sampling_params import PARAMETERS, SamplingOptions, SamplingParams
+from bough.types import Prompt, Tool
 
 _PROMPT = ("raw", "tools")
-_REQUEST = {name: name for name in ("salt", "keep_state", "choice")} | {"prompt_logprobs": "scores_prompt"}  # as in Request
+_REQUEST = {"salt": "salt", "keep_state": "keep_state", "choice": "first_choice", "prompt_logprobs": "scores_prompt"}
+"""Options by the fields of an `Ask`."""
+
 _EARLIER = {"store": "keep_state"}  # names that are still taken
-_OTHERS = {*_PROMPT, *_REQUEST, *_EARLIER, "template_kwargs", "is_cancelled", "on_progress"}
+_OTHERS = {*_PROMPT, *_REQUEST, *_EARLIER, "template_kwargs", "tool_choice", "is_cancelled", "on_progress"}
 _FLAGS = ("raw", "keep_state", "store", "prompt_logprobs", "truncate", "normalize")
 _CALLBACKS = ("is_cancelled", "on_progress")
 _NOT_FOR_TEMPLATES = {"chat_template", "continue_final_message", "limit", "messages", "prompt", "self", *_PROMPT}
@@ -24,7 +32,7 @@ class PrefixOptions(TypedDict, total=False):
     """How messages become token ids, and in which tree: equal prompts under two salts share nothing."""
 
     salt: str
-    tools: Sequence[Mapping[str, Any]] | None
+    tools: Sequence[Mapping[str, Any] | Callable[..., Any]] | None
     template_kwargs: Mapping[str, Any] | None
 
 
@@ -37,9 +45,11 @@ class PromptOptions(PrefixOptions, total=False):
 class SharedOptions(SamplingOptions, PrefixOptions, total=False):
     """Options of chats and all requests.
 
-    `keep_state=False` keeps nothing, as does its earlier name `store`; `prompt_logprobs` scores the prompt's tokens, too.
+    `tool_choice` is "auto", "none", "required" or the name of a tool that must be called. `keep_state=False` keeps nothing,
+    as does its earlier name `store`; `prompt_logprobs` scores the prompt's tokens, too.
     """
 
+    tool_choice: str | None
     keep_state: bool
     store: bool
     prompt_logprobs: bool
@@ -159,6 +169,24 @@ def make_params(params: SamplingParams | None, given: Mapping[str, Any]) -> Samp
     return params or SamplingParams(**given)
 
 
+def ask_of(prompt: Prompt, params: SamplingParams | None, options: Mapping[str, Any]) -> Ask:
+    """What a request asks. Raises RequestError for a wrong prompt, and for an unknown or wrong option."""
+    ask, sampling = ask_of_prompt(prompt, options), sampling_of(params, options)
+    choice = ToolChoice.of(options.get("tool_choice"), ask.tools)
+    if choice.mode == "required" and sampling.format is not None:
+        raise RequestError(
+            f"tool_choice {options['tool_choice']!r} and format both say what the answer is: give one of them"
+        )
+    return replace(ask, params=sampling, tool_choice=choice, **request_of(options))
+
+
+def ask_of_prompt(prompt: Prompt, options: Mapping[str, Any]) -> Ask:
+    """The ask of a prompt alone. Raises RequestError."""
+    if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], str):
+        raise RequestError("a prompt is a text, messages, or token ids, and this is a list of texts: `batch` takes those")
+    return read_prompt(prompt, **template_of(options))
+
+
 def sampling_of(params: SamplingParams | None, options: Mapping[str, Any]) -> SamplingParams:
     """The parameters of a request from one object or from its options. Raises RequestError for an unknown or wrong one."""
     check_options(options, RequestOptions.__annotations__)
@@ -166,7 +194,7 @@ def sampling_of(params: SamplingParams | None, options: Mapping[str, Any]) -> Sa
 
 
 def request_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `Request` besides its prompt, its sampling and its callbacks. Raises RequestError."""
+    """The fields of an ask besides its prompt and its sampling. Raises RequestError."""
     if type(options.get("choice", 0)) is not int:
         raise RequestError(f"choice is {options['choice']!r:.80}, and must be a whole number")
     options = with_present_names(options)
@@ -182,26 +210,45 @@ def with_present_names(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def template_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options for encoding a prompt. Raises RequestError for wrong tools or values."""
-    _check_tools(options.get("tools") or ())
+    tools = read_tools(options.get("tools"))
     given: Any = options.get("template_kwargs") or {}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise RequestError(f"template_kwargs is {given!r:.80}, and must be a mapping from names to values")
     if taken := sorted(_NOT_FOR_TEMPLATES & set(given)):
         raise RequestError(f"template_kwargs has {', '.join(taken)}, which is no value for a chat template")
-    return {name: options[name] for name in _PROMPT if name in options} | dict(given)
+    return {name: options[name] for name in _PROMPT if name in options} | ({"tools": tools} if tools else {}) | dict(given)
 
 
-def _check_tools(tools: Any) -> None:
-    if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
-        raise RequestError(f"tools is a {type(tools).__name__}, and must be a list of descriptions")
-    for number, tool in enumerate(tools):
-        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise RequestError(f"tools[{number}] is {tool!r:.80}, and must be a description as OpenAI's API has it")
-        try:
-            json.dumps(tool)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise RequestError(f"tools[{number}] cannot be written as JSON: {error}") from error
+def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options under their present names, with tools and a format that can be written as JSON. Raises RequestError."""
+    plain = with_present_names(options)
+    if tools := read_tools(plain.get("tools")):
+        plain["tools"] = tools
+    if callable(plain.get("format")):
+        plain["format"] = make_schema(plain["format"])
+    return plain
+
+
+def read_tools(tools: Any) -> list[Tool]:
+    """The tools as OpenAI's API has them; functions and classes are described. Raises RequestError, with its number."""
+    if isinstance(tools, str | Mapping) or not isinstance(tools or (), Sequence):
+        raise RequestError(f"tools is a {type(tools).__name__}, and must be a list of functions or of descriptions")
+    return [_read_tool(f"tools[{number}]", tool) for number, tool in enumerate(tools or ())]
+
+
+def _read_tool(place: str, tool: Any) -> Tool:
+    if callable(tool):
+        return describe_tool(tool)
+    if not isinstance(tool, Mapping):
+        raise RequestError(f"{place} is {tool!r:.80}, and must be a function, or a description as OpenAI's API has it")
+    function = tool.get("function", tool)
+    if problem := find_problem(function, needs_parameters=True):
+        raise RequestError(f"{place}{'.function' if 'function' in tool else ''}{problem}")
+    try:
+        json.dumps(tool)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"{place} cannot be written as JSON: {error}") from error
+    return tool if "function" in tool else {"type": "function", "function": tool}
 
 
 def number_choices(n: int, options: RequestOptions) -> list[RequestOptions]:

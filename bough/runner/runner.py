@@ -13,9 +13,8 @@ from typing import Any, Self, Unpack, overload
 
 from bough.errors import RequestError
 from bough.generate.request import Request
-from bough.models.defaults import unset_names
 from bough.models.encoders.files import ModelKind
-from bough.models.prompts import EncodedPrompt
+from bough.prompting.prompt import encode_ask, encode_prefix, prepare_request
 from bough.runner.chat import AsyncPieces, Chat, ChatTurn, Content, Pieces
 from bough.runner.delivery import (
     WINDOW,
@@ -37,19 +36,18 @@ from bough.runner.options import (
     PromptOptions,
     RequestOptions,
     SendAllOptions,
+    ask_of,
+    ask_of_prompt,
     check_count,
     check_options,
     make_params,
     number_choices,
-    request_of,
-    sampling_of,
-    template_of,
 )
 from bough.runner.texts import Vector, embed_texts, finish_vectors, run_texts, run_texts_async, score_documents
 from bough.runtime import EncoderRuntime, Runtime
 from bough.runtime.cache_handle import CacheHandle
 from bough.runtime.embedding import ComputedText, RankedDocument, rank
-from bough.sampling_params import SamplingOptions
+from bough.sampling_params import SamplingOptions, unset_names
 from bough.scheduling.worker import Worker
 from bough.system.tasks import Start, gather
 from bough.types import Chunk, Completion, Message, Prompt, SamplingParams
@@ -111,7 +109,7 @@ class Runner:
     def tokenize(self, prompt: Prompt, **options: Unpack[PromptOptions]) -> list[int]:
         """The token ids of a prompt as a request has them."""
         check_options(options, PromptOptions.__annotations__)
-        return self._encode(prompt, dict(options)).tokens.ids
+        return encode_ask(ask_of_prompt(prompt, options), self.runtime.facts).tokens.ids
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included. Raises RequestError for an id outside the vocabulary."""
@@ -213,17 +211,11 @@ class Runner:
     def _prepare(
         self, prompt: Prompt, params: SamplingParams | None, options: Mapping[str, Any], reader: AnswerReader
     ) -> PreparedJob:
-        encoded, tools = self._encode(prompt, options), options.get("tools") or ()
-        request = Request.of(encoded, sampling_of(params, options), **request_of(options))
-        job = self.runtime.prepare(request, reader.listener, reader.cancellation.check)
-        return PreparedJob(job, tools, bool(tools) and self.runtime.prompts.starts_thinking(request.tokens))
-
-    def _encode(self, prompt: Prompt, options: Mapping[str, Any]) -> EncodedPrompt:
-        if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], str):
-            raise RequestError(
-                "a prompt is a text, messages, or token ids, and this is a list of texts: `batch` takes those"
-            )
-        return self.runtime.user_prompts.encode(prompt, **template_of(options))
+        runtime, ask = self.runtime, ask_of(prompt, params, options)
+        request = prepare_request(ask, runtime.facts)
+        job = runtime.prepare(request, reader.listener, reader.cancellation.check)
+        tools = ask.tool_choice.offer(ask.tools)
+        return PreparedJob(job, tools, bool(tools) and runtime.prompts.starts_thinking(request.tokens))
 
     def batch(
         self,
@@ -354,7 +346,7 @@ class Runner:
         check_options(options, PromptOptions.__annotations__)
         worker, arrived = self._worker, SimpleQueue[News]()
         reader = AnswerReader(self, put_into(arrived))
-        salt, encoded = options.get("salt", ""), self.runtime.user_prompts.encode_prefix(prompt, **template_of(options))
+        salt, encoded = options.get("salt", ""), encode_prefix(ask_of_prompt(prompt, options), self.runtime.facts)
         request = Request.of(encoded, SamplingParams(max_tokens=0), salt=salt, keep=True)
         job = self.runtime.prepare(request, reader.listener, reader.cancellation.check)
         completion = _last(deliver(worker, PreparedJob(job), reader, arrived))

@@ -21,7 +21,8 @@ from bough.cache.prefix_cache import PrefixCache
 from bough.cache.steps import Steps
 from bough.cache.tree.address import DiskFile, PointRecord
 from bough.errors import RequestError
-from bough.models.prompts import Prompts
+from bough.prompting.prompt import ModelFacts, encode_ask, encode_prefix
+from bough.prompting.user_prompt import read_prompt
 from bough.scheduling.worker import Worker
 from bough.types import Prompt
 
@@ -29,11 +30,12 @@ Result = TypeVar("Result")
 
 
 class CacheHandle:
-    def __init__(self, cache: PrefixCache, prompts: Prompts, worker: Worker) -> None:
+    def __init__(self, cache: PrefixCache, facts: ModelFacts, worker: Worker) -> None:
         self._cache = cache
-        self._prompts = prompts
+        self._facts = facts
+        self._decode = facts.prompts.decode
         self._worker = worker
-        self._viewer = Viewer(prompts.decode)
+        self._viewer = Viewer(facts.prompts.decode)
 
     def _run(self, start: Callable[[], Steps[Result]]) -> Result:
         return self._worker.run_in_slices(start).result()
@@ -44,7 +46,7 @@ class CacheHandle:
     def tree(self, salt: str | None = None) -> TreeView:
         """The tree at this moment, of one salt if asked; `str` draws it, `as_dict` is plain data."""
         cache = self._cache
-        return self.view(self._run(lambda: take_records(cache.forest, cache.clock.now, salt)))
+        return self.view(self._run(lambda: take_records(cache, cache.clock.now, salt)))
 
     def view(self, records: TreeRecords) -> TreeView:
         """The tree as it was when these records were collected. Any thread may call it."""
@@ -59,16 +61,16 @@ class CacheHandle:
 
     def explain(self, prompt: Prompt, *, salt: str = "", **template: Any) -> Explanation:
         """How much of a prompt would be reused, and why no more."""
-        packed = self._prompts.encode(prompt, **_flat(template)).tokens.key
-        return self.look_up(packed, salt).explain(packed, self._prompts.decode)
+        packed = encode_ask(read_prompt(prompt, **_flat(template)), self._facts).tokens.key
+        return self.look_up(packed, salt).explain(packed, self._decode)
 
     def look_up(self, prompt: bytes, salt: str) -> Lookup:
         return self._call(lambda: look_up(self._cache, prompt, salt))
 
     def keep(self, prompt: Prompt, kept: bool = True, *, salt: str = "", **template: Any) -> Explanation:
         """Keep a prefix that is in the tree as a whole, or keep it no longer; computes nothing. Says how much is known."""
-        packed = self._prompts.encode_prefix(prompt, **_flat(template)).tokens.key
-        return self.keep_prefix(packed, kept, salt).explain(packed, self._prompts.decode)
+        packed = encode_prefix(read_prompt(prompt, **_flat(template)), self._facts).tokens.key
+        return self.keep_prefix(packed, kept, salt).explain(packed, self._decode)
 
     pin = keep  # the earlier name
 
@@ -83,16 +85,16 @@ class CacheHandle:
 
     def is_kept(self, prompt: Prompt, *, salt: str = "", **template: Any) -> bool:
         """Whether a prefix is in the tree and was asked to be kept."""
-        packed = self._prompts.encode_prefix(prompt, **_flat(template)).tokens.key
+        packed = encode_prefix(read_prompt(prompt, **_flat(template)), self._facts).tokens.key
         return self._call(lambda: self._cache.is_kept(packed, salt))
 
     def clear(self, salt: str | None = None) -> None:
         """Drop everything that no running request uses, on disk too; of one salt if asked."""
-        self._cache.clear(salt, self._run)
+        self._cache.upkeep.clear(salt, self._run)
 
     def flush(self) -> bool:
         """Write everything to the disk tier, if there is one, and wait; return False if something was not written."""
-        return self._cache.flush(run=self._run)
+        return self._cache.upkeep.flush(run=self._run)
 
     def export_file(self, file: str | Path, salt: str = "", is_wanted: Callable[[], bool] = lambda: True) -> ExportResult:
         """Write the tree of one salt, as it is now, into one file; requests go on meanwhile.
@@ -101,7 +103,7 @@ class CacheHandle:
         tier, DiskError if it fails or is no longer wanted: then there is no file.
         """
         disk = self._require_disk()
-        saved = self._cache.save(salt, self._run)
+        saved = self._cache.upkeep.save(salt, self._run)
         if not saved.is_written:
             raise DiskError("some state in memory could not be saved, so the archive would be incomplete")
         done = export_tree(disk, Path(file), salt, run=self._run, is_wanted=is_wanted)

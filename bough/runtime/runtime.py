@@ -1,7 +1,7 @@
 """The runtime of a loaded model: engine, tokenizer, cache and the engine's thread, wired together.
 
-The server and the library both encode a prompt, `prepare` a job, and submit it to the `worker`, the only thread that
-uses engine and tree. Before the worker starts, a benchmark may drive the engine itself.
+The server and the library both make a request of what a client asks (`bough/prompting`), `prepare` its job, and submit it
+to the `worker`, the only thread that uses engine and tree. Before the worker starts, a benchmark may drive the engine.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from bough.errors import RequestError
 from bough.generate.constraints import ConstraintFactory
 from bough.generate.generation import AnswerLimits, ChunkSize
 from bough.generate.request import Request
-from bough.models.defaults import ModelDefaults, read_defaults
+from bough.models.defaults import read_defaults
 from bough.models.files import ModelFiles
 from bough.models.prompts import Prompts
 from bough.models.tokenizer import Tokenizer
+from bough.prompting.prompt import ModelFacts
 from bough.runtime.cache_handle import CacheHandle
 from bough.runtime.embedding import Embedder, LaneEmbedder
 from bough.runtime.engine_thread import EngineOwner
+from bough.sampling_params import ModelDefaults
 from bough.scheduling.job import Job, Listener
 from bough.scheduling.scheduler import Scheduler
 from bough.scheduling.verifier import Verifier
@@ -75,7 +77,7 @@ class Runtime(EngineOwner):
             log.warning("%s; it is ignored", problem)
         self._tiers = tiers
         self.prompts = Prompts(tokenizer, engine.vocab_size)
-        self.user_prompts = self.prompts.writing_tools()  # of messages and tools as users of the library give them
+        self.facts = ModelFacts(self.name, self.prompts, engine.context_tokens, settings.max_tokens, self.defaults)
         self.prefix_cache = self._make_cache()
         self.chunk_size = ChunkSize(settings.chunk, largest=engine.max_chunk_tokens)
         self._vocabulary = _Vocabulary(tokenizer)
@@ -109,14 +111,51 @@ class Runtime(EngineOwner):
 
         A request with `resumed_ids` needs the seed of its first part.
         """
-        scores = request.scores_prompt
-        if scores and request.params.logprobs is None:
+        self._check(request)
+        wanted = request.params.format
+        return Job(
+            self.engine,
+            request,
+            self._vocabulary,
+            None if wanted is None else self._constraints.make(wanted),
+            time.perf_counter,
+            listener,
+            limits=AnswerLimits(self.settings.max_tokens, self.settings.loop_guard),
+            asks_to_end=asks_to_end,
+        )
+
+    def _check(self, request: Request) -> None:
+        """Raise RequestError for a request that this model cannot compute, or that no caller should make."""
+        if not request.tokens:
+            raise RequestError("the prompt has 0 tokens, and needs at least 1")
+        if not isinstance(request.salt, str):
+            raise RequestError(f"salt is {request.salt!r}, and must be a text")
+        try:
+            request.salt.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"salt is {request.salt!r}, and must be valid Unicode") from error
+        if request.scores_prompt and request.params.logprobs is None:
             raise RequestError("prompt_logprobs needs logprobs: the number of likeliest tokens to tell, from 0 on")
         if request.wants_state:
-            self._require_state(prompt_logprobs=scores)
-        if request.resumed_ids and (request.wants_state or scores):
+            self._require_state(prompt_logprobs=request.scores_prompt)
+        if request.resumed_ids and (request.wants_state or request.scores_prompt):
             raise RequestError("an answer that goes on scores no prompt and has no embedding: these come before its tokens")
-        return self._make_job(request, listener, asks_to_end)
+        if request.params.format is not None and not self.tokenizer.has_text:
+            raise RequestError("structured output needs a tokenizer, and this model has none")
+        vocab_size = self.engine.vocab_size
+        wrong = next((token_id for token_id, _ in request.params.logit_bias if token_id >= vocab_size), None)
+        if wrong is not None:
+            raise RequestError(f"logit_bias has the token id {wrong}, which is outside the vocabulary of {vocab_size}")
+
+    def submit(self, prepared: object) -> None:
+        """Queue a job that was prepared here; the worker must run. Raises ShuttingDown, EngineStuck or QueueFull."""
+        assert isinstance(prepared, Job) and self._worker is not None
+        self._worker.submit(prepared)
+
+    @property
+    def stores_answers(self) -> bool:
+        """Whether the state of answers is kept for reuse."""
+        return self.prefix_cache.is_enabled
 
     def _require_state(self, *, prompt_logprobs: bool) -> None:
         if not self.engine.state_size:
@@ -130,34 +169,6 @@ class Runtime(EngineOwner):
         if cache.is_enabled and not cache.is_kept(prefix.key, salt):
             raise cache.residency.room.refuse(len(prefix) * cache.memory.row_bytes + cache.memory.point_bytes(len(prefix)))
 
-    def _make_job(self, request: Request, listener: Listener, asks_to_end: Callable[[], bool] = lambda: False) -> Job:
-        if not request.tokens:
-            raise RequestError("the prompt has 0 tokens, and needs at least 1")
-        if not isinstance(request.salt, str):
-            raise RequestError(f"salt is {request.salt!r}, and must be a text")
-        try:
-            request.salt.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(f"salt is {request.salt!r}, and must be valid Unicode") from error
-        if request.params.format is not None and not self.tokenizer.has_text:
-            raise RequestError("structured output needs a tokenizer, and this model has none")
-        vocab_size = self.engine.vocab_size
-        wrong = next((token_id for token_id, _ in request.params.logit_bias if token_id >= vocab_size), None)
-        if wrong is not None:
-            raise RequestError(f"logit_bias has the token id {wrong}, which is outside the vocabulary of {vocab_size}")
-        wanted = request.params.format
-        constraint = None if wanted is None else self._constraints.make(wanted)
-        return Job(
-            self.engine,
-            request,
-            self._vocabulary,
-            constraint,
-            time.perf_counter,
-            listener,
-            limits=AnswerLimits(self.settings.max_tokens, self.settings.loop_guard),
-            asks_to_end=asks_to_end,
-        )
-
     @property
     def name(self) -> str:
         """The model's name; of a model without files, its architecture."""
@@ -165,11 +176,15 @@ class Runtime(EngineOwner):
 
     def _make_worker(self) -> Worker:
         cache, share = self.prefix_cache, self.settings.verify_cache
-        verifier = Verifier(self.engine, share, random.random, self._make_job) if share else None
+        verifier = Verifier(self.engine, share, random.random, self.prepare) if share else None
         return Worker(
             Scheduler(self.engine, cache, self.chunk_size, time.monotonic, verifier),
             self.limits,
-            take_stats=lambda: {**stats(cache.forest, cache.residency), **(verifier.stats() if verifier else {})},
+            take_stats=lambda: {
+                **stats(cache.forest, cache.residency),
+                "clipped_numbers": self.engine.num_clipped,
+                **(verifier.stats() if verifier else {}),
+            },
             on_idle=self._tidy,
             on_close=self._release,
         )
@@ -177,7 +192,7 @@ class Runtime(EngineOwner):
     @cached_property
     def cache(self) -> CacheHandle:
         """Access to the tree for users of the library."""
-        return CacheHandle(self.prefix_cache, self.user_prompts, self.worker)
+        return CacheHandle(self.prefix_cache, self.facts, self.worker)
 
     @cached_property
     def embedder(self) -> Embedder:
@@ -194,7 +209,7 @@ class Runtime(EngineOwner):
         return self.prefix_cache.residency.expiry.expire()
 
     def _release(self) -> None:
-        self.prefix_cache.close()
+        self.prefix_cache.upkeep.close()
         self.engine.close()
 
 

@@ -19,7 +19,7 @@ from bough.config import Settings
 from bough.models import ModelFiles
 from bough.server.apis import models as model_lists
 from bough.server.apis.anthropic import messages as anthropic
-from bough.server.apis.bough import cache, health, page, run_command, tokens
+from bough.server.apis.bough import cache, catalogue, health, page, run_command, tokens
 from bough.server.apis.ollama import answers as ollama
 from bough.server.apis.ollama import create as ollama_create
 from bough.server.apis.ollama import models as ollama_models
@@ -31,8 +31,8 @@ from bough.server.apis.openai import wire as openai_wire
 from bough.server.http.errors import ErrorFormat, error_response, format_plain_error, to_http_error
 from bough.server.http.json_routes import Api, api_of
 from bough.server.http.limits import LimitsMiddleware
-from bough.server.http.logs import LogsMiddleware
 from bough.server.http.security import PAGE_PATH, SCHEMA_PATH, Authenticator, SecurityMiddleware
+from bough.server.logs import LogsMiddleware
 from bough.server.serving.catalog import Catalog
 from bough.server.serving.loaded import LoadedModels, Start, start_model
 from bough.server.serving.service import Service
@@ -51,6 +51,7 @@ _ROUTERS = (
     model_lists.anthropic_router,  # before OpenAI's: it takes the same paths from clients of Anthropic's API
     model_lists.openai_router,
     cache.router,
+    catalogue.router,
     run_command.router,
     tokens.router,
     health.router,

@@ -18,7 +18,7 @@ VERSION = "0.1.0"
 _STRANGER = "bough"
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
-    "server": ("fastapi", "fastapi_offline", "prometheus_client", "pydantic", "starlette", "uvicorn"),
+    "server": ("fastapi", "fastapi_offline", "prometheus_client", "starlette", "uvicorn"),
     "bench": ("matplotlib",),
     "store": ("obstore",),
 }

@@ -107,9 +107,9 @@ def test_an_import_that_the_tree_cannot_take_leaves_no_file(model: str, tmp_path
     with open_disk(tmp_path / "one") as source, open_disk(tmp_path / "other") as disk:
         origin, world = World(MODELS[model], 4, disk=source), World(MODELS[model], 4, disk=disk)
         origin.run(LONG)
-        assert origin.cache.flush()
+        assert origin.cache.upkeep.flush()
         world.run(LONG[:8])
-        assert world.cache.flush()
+        assert world.cache.upkeep.flush()
         used_bytes, known = disk.claimed_bytes, world.known(LONG[:8])
         kept: list[Imported] = []
 
@@ -127,15 +127,15 @@ def test_an_import_that_the_tree_cannot_take_leaves_no_file(model: str, tmp_path
         disk.check()
         assert world.known(LONG[:8]) == known
         world.check()
-        origin.cache.close()
-        world.cache.close()
+        origin.cache.upkeep.close()
+        world.cache.upkeep.close()
 
 
 def test_an_edge_that_cannot_be_cut_stays_and_what_needs_the_cut_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FakeDisk(4)
     world = World(MODELS["full"], 4, disk=disk)
     world.run(LONG)
-    world.cache.flush()
+    world.cache.upkeep.flush()
     claimed_bytes = disk.claimed_bytes
     imported = bring(disk, "full", [BRANCH, [50, 51]], "", random.Random(0), 0.0)
 
@@ -173,7 +173,7 @@ def test_an_archive_comes_into_a_tree_that_serves_requests(model: str, tmp_path:
         chats = [LONG, BRANCH, [*LONG[:13], 33, 34]]
         for chat in chats:
             origin.run(chat, boundaries=[Boundary(5, Mark.SYSTEM_END)])
-        assert origin.cache.flush()
+        assert origin.cache.upkeep.flush()
         world = World(MODELS[model], 4, num_lanes=2, disk=disk)
         traffic = Traffic(world, seed=1)
         for _ in range(5):
@@ -190,17 +190,17 @@ def test_an_archive_comes_into_a_tree_that_serves_requests(model: str, tmp_path:
             assert world.run([*chat, 63]).cached == len(chat)
         world.check()
         disk.check()
-        world.cache.close()
-        origin.cache.close()
+        world.cache.upkeep.close()
+        origin.cache.upkeep.close()
 
 
 def test_the_disks_budget_holds_whoever_puts(tmp_path: Path) -> None:
     with open_disk(tmp_path / "one") as source:
         origin = World(MODELS["full"], 4, disk=source)
         origin.run(LONG)
-        assert origin.cache.flush()
+        assert origin.cache.upkeep.flush()
         export_tree(source, tmp_path / "archive.tar")
-        origin.cache.close()
+        origin.cache.upkeep.close()
     with Disk(tmp_path / "small", fingerprint="f", page_tokens=4, budget_bytes=500, floor_bytes=0) as disk:
         world = World(MODELS["full"], 4, disk=disk)
         done = import_tree(disk, tmp_path / "archive.tar", "", lambda files, points: world.cache.attach("", files, points))
@@ -209,4 +209,4 @@ def test_the_disks_budget_holds_whoever_puts(tmp_path: Path) -> None:
         assert 0 < world.cache.memory.num_bytes[Tier.DISK] == disk.claimed_bytes <= 500
         world.run(BRANCH)
         assert disk.claimed_bytes <= 500
-        world.cache.close()
+        world.cache.upkeep.close()

@@ -30,7 +30,7 @@ def recover(setup: Setup, folder: Path, promises: Promises, chance: random.Rando
     assert sum(disk.counts.misses.values()) == world.cache.residency.loader.counts.misses == 0
     assert disk.flush()
     disk.check()
-    world.cache.close()
+    world.cache.upkeep.close()
     verify(folder)
     return reused_tokens
 

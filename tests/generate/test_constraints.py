@@ -176,6 +176,86 @@ def test_a_property_that_the_schema_does_not_name_cannot_be_written(
     assert not can_write(make(factory, schema), tokenizer, "{}")
 
 
+# Closed objects
+
+POINT: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+NAMED: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+LIST = {"$ref": "#/$defs/n", "$defs": {"n": {"properties": {"x": {"type": "integer"}, "next": {"$ref": "#/$defs/n"}}}}}
+BOTH = {"allOf": [{"$ref": "#/$defs/p"}, NAMED], "$defs": {"p": POINT}}
+NESTED = {"properties": {"at": {"$ref": "#/$defs/p"}}, "allOf": [{"properties": {"to": POINT}}], "$defs": {"p": POINT}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "fits", "has_more"),
+    [
+        (POINT, '{"x": 1}', '{"x": 1, "y": 2}'),
+        ({"type": "array", "items": POINT}, '[{"x": 1}]', '[{"x": 1, "y": 2}]'),
+        ({"properties": {"at": {"anyOf": [POINT, {"type": "null"}]}}}, '{"at": {"x": 1}}', '{"at": {"x": 1, "y": 2}}'),
+        (LIST, '{"x": 1, "next": {"x": 2}}', '{"x": 1, "next": {"y": 2}}'),
+        ({"allOf": [POINT, NAMED]}, '{"x": 1, "name": "a"}', '{"x": 1, "name": "a", "y": 2}'),
+        (BOTH, '{"x": 1, "name": "a"}', '{"x": 1, "name": "a", "y": 2}'),
+        (NESTED, '{"at": {"x": 1}, "to": {"x": 2}}', '{"at": {"x": 1, "to": 2}}'),
+        ({"$ref": "#/$defs/p", **NAMED, "$defs": {"p": POINT}}, '{"x": 1, "name": "a"}', '{"x": 1, "y": 2}'),
+        ({**NAMED, "anyOf": [POINT, {"properties": {"y": {}}}]}, '{"name": "a", "y": 1}', '{"name": "a", "y": 1, "x": 2}'),
+        ({"oneOf": [POINT, NAMED]}, '{"name": "a"}', '{"name": "a", "x": 1}'),
+        ({"properties": {}}, "{}", '{"x": 1}'),
+        ({**POINT, "required": ["x", "y"]}, '{"x": 1, "y": 2}', '{"x": 1, "y": 2, "z": 3}'),
+    ],
+)
+def test_an_object_has_the_properties_that_its_schema_names_and_no_others(
+    factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast, schema: dict[str, Any], fits: str, has_more: str
+):
+    constraint = make(factory, schema)
+    assert can_write(constraint, tokenizer, fits)
+    assert END in allowed_ids(constraint)
+    assert not can_write(make(factory, schema), tokenizer, has_more)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {**POINT, "additionalProperties": True},
+        {**POINT, "additionalProperties": {"type": "integer"}},
+        {**POINT, "patternProperties": {"^y": {"type": "integer"}}},
+        {"allOf": [POINT, {"additionalProperties": True}]},
+        {"type": "object"},
+        {"required": ["x"]},
+    ],
+)
+def test_a_schema_can_open_its_object_and_one_without_properties_is_open(
+    factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast, schema: dict[str, Any]
+):
+    assert can_write(make(factory, schema), tokenizer, '{"x": 1, "y": 2}')
+
+
+def test_properties_make_an_object(factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast):
+    assert not can_write(make(factory, {"properties": {"x": {"type": "integer"}}}), tokenizer, "1")
+
+
+def test_a_property_may_be_called_like_a_keyword(factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast):
+    schema = {"properties": {"properties": {"type": "string"}, "items": POINT, "$ref": {"type": "string"}}}
+    assert can_write(make(factory, schema), tokenizer, '{"properties": "a", "items": {"x": 1}, "$ref": "b"}')
+    assert not can_write(make(factory, schema), tokenizer, '{"properties": "a", "items": {"x": 1, "y": 2}')
+
+
+def test_what_only_looks_like_a_schema_stays_as_it_is(factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast):
+    value = {"properties": {"x": 1}}
+    assert can_write(make(factory, {"enum": [value]}), tokenizer, json.dumps(value))
+
+
+def test_the_schema_of_the_caller_is_not_changed(factory: ConstraintFactory):
+    schema = {"properties": {"at": POINT}, "allOf": [NAMED]}
+    before = json.dumps(schema)
+    factory.make(schema)
+    assert json.dumps(schema) == before
+
+
+def test_a_schema_that_joins_too_many_parts_is_refused(factory: ConstraintFactory):
+    names = {f"p{number}": {} for number in range(3_000)}
+    with pytest.raises(RequestError, match="joins too many parts"):
+        factory.make({"properties": names, "anyOf": [{"properties": {}}] * 3_000})
+
+
 # The end
 
 
@@ -220,8 +300,8 @@ def test_indented_json_can_be_written(factory: ConstraintFactory, tokenizer: Pre
 def test_blanks_between_json_tokens_come_to_an_end(
     factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast, before: str
 ):
-    for blank in (" ", "\n", "\t", "\r\n"):
-        assert not can_write(make(factory, "json"), tokenizer, before + blank * 25)
+    for blanks in ("  ", "\n\n", "\t", "\r\n\r", "\n" + 17 * " ", "\n" + 5 * "\t", "\n \t"):
+        assert not can_write(make(factory, "json"), tokenizer, before + blanks)
 
 
 def test_a_schema_cannot_ask_for_blanks_without_end(factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast):
@@ -276,6 +356,8 @@ def test_constraints_of_one_factory_do_not_touch_each_other(factory: ConstraintF
         ({"$ref": "#/$defs/missing"}, "missing"),
         ({"$ref": "https://example.com/schema.json"}, "not fetch"),
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"properties": 5}, "properties"),
+        ({"allOf": 5}, "allOf"),
         ({"type": "integer", "minimum": 5, "maximum": 2}, "Unsatisfiable"),
         ({"type": "string", "pattern": "("}, "unclosed group"),
         ({"enum": {1, 2}}, "not JSON serializable"),

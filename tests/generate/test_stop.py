@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bough.generate.text import StopFinder
+from bough.generate.stop import StopFinder
 
 
 def feed(stops: list[str], *pieces: str) -> tuple[list[str], str | None]:

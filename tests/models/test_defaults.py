@@ -12,11 +12,12 @@ import pytest
 from transformers import GenerationConfig
 
 from bough.models import ModelFiles, describe
-from bough.models.defaults import NEUTRAL, ModelDefaults, read_defaults, unset_names
+from bough.models.defaults import read_defaults
 from bough.models.fetching.registry import KNOWN
 from bough.models.gguf import folder as gguf_folder
 from bough.models.gguf import prepare as gguf_prepare
 from bough.models.weights.gguf_header import read_gguf
+from bough.sampling_params import NEUTRAL, ModelDefaults, unset_names
 from bough.types import SamplingParams
 from tests.models.gguf.prepared import prepare_to
 from tests.models.tiny_gguf import write_gguf

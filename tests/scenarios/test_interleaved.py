@@ -13,8 +13,8 @@ import pytest
 
 from bough.cache.admin.archive import export_tree, import_tree
 from bough.cache.disk import Disk, DiskError, page_files
-from bough.cache.prefix_cache import SaveResult
 from bough.cache.steps import Result, Steps
+from bough.cache.upkeep import SaveResult
 from bough.generate.generation import ChunkSize
 from bough.runtime.cache_handle import CacheHandle
 from bough.scheduling.scheduler import Scheduler
@@ -78,7 +78,7 @@ def test_an_export_beside_requests_has_all_that_was_there_when_it_began(model: s
         traffic.serve()
     chats = {tuple(chat): world.cache.count_reusable([*chat, 61]) for chat in traffic.chats}
 
-    assert world.cache.save("", traffic) == SaveResult(is_written=True)
+    assert world.cache.upkeep.save("", traffic) == SaveResult(is_written=True)
     exported = export_tree(disk, tmp_path / "archive.tar", run=traffic)
 
     assert traffic.num_interruptions > 5 and exported.num_skipped == 0
@@ -90,8 +90,8 @@ def test_an_export_beside_requests_has_all_that_was_there_when_it_began(model: s
             assert found.length == len(chat)
             if world.is_full_only:  # else requests may have made restore points redundant
                 assert again.cache.count_reusable([*chat, 61], "guest") == chats[chat]
-        again.cache.close()
-    world.cache.close()
+        again.cache.upkeep.close()
+    world.cache.upkeep.close()
 
 
 def test_an_export_beside_a_disk_that_backs_off_fails_in_place_of_leaving_something_out(
@@ -151,7 +151,7 @@ def test_clearing_beside_requests_leaves_only_what_came_meanwhile(model: str, sa
     busy = world.begin([*old[0], 61])
 
     traffic.chats.clear()
-    world.cache.clear(salt, traffic)
+    world.cache.upkeep.clear(salt, traffic)
     world.check()
 
     assert traffic.num_interruptions > 5

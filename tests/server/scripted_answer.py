@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Ask, Delta, Event, Finished, Started, ToolCall
+from bough.prompting.ask import Ask
+from bough.server.serving.answer import Answer, Delta, Event, Finished, Started, ToolCall
 from bough.types import Completion, Usage
 
 PLANNED = Usage(prompt_tokens=10, matched_tokens=7, cached_tokens=7)

@@ -30,9 +30,9 @@ from bough.generate.generation import Generation
 from bough.generate.request import Request
 from bough.models import ModelFiles
 from bough.models.prompts import EncodedPrompt
+from bough.prompting.ask import Ask
 from bough.scheduling.job import Job
 from bough.scheduling.worker import Worker
-from bough.server.serving.ask import Ask
 from bough.server.serving.loaded import start_model
 from bough.tokens import Tokens
 from tests.server.in_process import serving

@@ -18,11 +18,12 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any
 
-from bough.cache.admin.node_view import PLAIN, Decode, NodeView, draw, flatten, make_view
+from bough.cache.admin.drawing import MIN_TOKENS, draw
+from bough.cache.admin.node_view import PLAIN, Decode, NodeView, flatten, make_view
 from bough.cache.prefix_cache import PrefixCache
-from bough.cache.residency import SaltForest, SaltTrie
+from bough.cache.residency import SaltTrie
+from bough.cache.residency.census import NodeRecord
 from bough.cache.steps import Steps, run_at_once
-from bough.cache.tree.census import NodeRecord
 from bough.cache.tree.node import Node
 from bough.cache.tree.tokens import cut, num_tokens, unpack
 
@@ -52,16 +53,17 @@ class TreeRecords:
     taken_s: float
 
 
-def take_records(forest: SaltForest, clock: Callable[[], float], salt: str | None = None) -> Steps[TreeRecords]:
+def take_records(cache: PrefixCache, clock: Callable[[], float], salt: str | None = None) -> Steps[TreeRecords]:
     """The records of the whole tree, or of one salt's part, at the moment at which this ends.
 
     First changed nodes are recorded, one in each step; the tree may change between them. Then all are collected in one.
     """
-    yield from forest.census.update()
+    forest = cache.forest
+    yield from cache.memory.census.update()
     if salt is not None:
-        records = forest.find(salt).census.take()
+        records = forest.find(salt).memory.census.take()
         return TreeRecords({salt: records} if records else {}, clock())
-    roots = {name_root(each, trie): trie.census.take() for each, trie in forest.tries.items()}
+    roots = {name_root(each, trie): trie.memory.census.take() for each, trie in forest.tries.items()}
     return TreeRecords(roots, clock())
 
 
@@ -111,9 +113,12 @@ class TreeView:
         ]
         return f"{{{','.join(roots)}}}"
 
-    def draw(self, width: int | None = None) -> str:
-        """Lines of text, one for each edge, of at most `width` columns; without a width with a short text each."""
-        return draw(self.roots, width)
+    def draw(self, width: int | None = None, depth: int | None = None, min_tokens: int = MIN_TOKENS) -> str:
+        """Lines of text, one for each edge, of at most `width` columns; without a width with a short text each.
+
+        Edges below `depth` levels are counted; those of fewer than `min_tokens` are joined with what follows them.
+        """
+        return draw(self.roots, width, depth, min_tokens)
 
     def __str__(self) -> str:
         return self.draw()
@@ -187,9 +192,9 @@ def _describe(decode: Decode, record: NodeRecord) -> str:
     return json.dumps(plain, ensure_ascii=False, separators=(",", ":"))[1:-1]
 
 
-def view_tree(forest: SaltForest, now: float, decode: Decode, salt: str | None = None) -> TreeView:
+def view_tree(cache: PrefixCache, now: float, decode: Decode, salt: str | None = None) -> TreeView:
     """A view of the whole tree, or of one salt's part of it; `decode` turns an edge's ids into text."""
-    return Viewer(decode).view(run_at_once(lambda: take_records(forest, lambda: now, salt)))
+    return Viewer(decode).view(run_at_once(lambda: take_records(cache, lambda: now, salt)))
 
 
 @dataclass(frozen=True)

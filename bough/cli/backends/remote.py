@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self, TypeVar
 
-from bough.cache.admin.node_view import LEAST_WIDTH, MOST_WIDTH
+from bough.cache.admin.drawing import LEAST_WIDTH, MOST_WIDTH
 from bough.cli.backends.contract import NO_TEMPLATE, GivenParams, describe_memory
 from bough.cli.client import Client
 from bough.errors import RequestError, Unavailable

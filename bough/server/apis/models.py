@@ -11,10 +11,11 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from bough.errors import RequestError
+from bough.server.apis.answering import ServiceOf
 from bough.server.apis.anthropic.messages import format_error as format_anthropic_error
 from bough.server.apis.openai.wire import format_error as format_openai_error
 from bough.server.http.bounds import MAX_NAME_CHARACTERS
-from bough.server.http.json_routes import ServiceOf, route_class
+from bough.server.http.json_routes import route_class
 from bough.server.serving.catalog import CatalogEntry
 
 _VERSION_HEADER = b"anthropic-version"

@@ -11,9 +11,9 @@ import asyncio
 import json
 import math
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
-from fastapi import Depends, Request
+from fastapi import Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, create_model
@@ -22,7 +22,6 @@ from starlette.requests import ClientDisconnect
 from bough.errors import RequestError
 from bough.server.http.bounds import MAX_DEPTH, MAX_DIGITS, MAX_PARTS, MAX_VALUES
 from bough.server.http.errors import CLIENT_CLOSED_REQUEST, ErrorFormat, error_response, to_http_error
-from bough.server.serving.service import Service
 
 _LARGE_BYTES = 2**15  # larger bodies are read in a thread: this one takes 10 ms at most
 Api = Literal["ollama", "openai", "anthropic", "bough"]
@@ -46,19 +45,6 @@ def with_fields(named: Mapping[str, Any]) -> Callable[[type[Body]], type[Body]]:
         return create_model(body.__name__, __base__=body, __module__=body.__module__, __doc__=body.__doc__, **added)
 
     return add
-
-
-async def get_service(request: Request) -> Service:  # a plain function would run in a thread
-    service: Service = request.app.state.service
-    return service
-
-
-async def get_salt(request: Request) -> str:
-    return str(getattr(request.state, "salt", ""))
-
-
-ServiceOf = Annotated[Service, Depends(get_service)]
-SaltOf = Annotated[str, Depends(get_salt)]  # of the client: that of its header, or derived from its key
 
 
 class JsonRequest(Request):

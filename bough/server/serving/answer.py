@@ -1,4 +1,4 @@
-"""An answer on its way from the engine's thread to a client.
+"""An answer on its way from the engine's thread to a client, and the events that all APIs write in their own formats.
 
 The engine's thread calls a listener for each choice, which puts the news into the answer's mailbox. On the event loop the
 answer splits them into text, thinking and tool calls, and yields them as events.
@@ -8,23 +8,100 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from bough.errors import BoughError
 from bough.generate.request import Request
 from bough.models.answers.thinking import ThinkingParser
 from bough.models.answers.tool_calls import ToolCallParser
 from bough.models.tokenizer import Tokenizer
+from bough.prompting.ask import Ask
+from bough.prompting.echo import EchoedPrompt, make_echo
+from bough.prompting.prompt import AnswerFormat
 from bough.scheduling.job import Listener, PromptAdvanced, PromptLoaded, RequestBegan, RequestNews
-from bough.server.serving.ask import Ask, Delta, Event, Finished, FinishReason, PromptProgress, ScoredToken, Started
 from bough.server.serving.loaded import LoadedModel
 from bough.server.serving.loaded.progress import RequestProgress, RequestRecord
 from bough.server.serving.model.contract import PreparedRequest
-from bough.server.serving.prompting.prompt import AnswerFormat
 from bough.system.inbox import Inbox, Mailbox
-from bough.types import Alternative, Chunk, Completion, TokenLogprob, ToolCall, Usage
+from bough.tokens import NO_TOKENS, Tokens
+from bough.types import Alternative, Chunk, Completion, SamplingParams, TokenLogprob, ToolCall, Usage
 
 ChoiceNews = tuple[int, RequestNews]
+FinishReason = Literal["stop", "length", "loop", "tool_calls"]
+
+
+@dataclass(frozen=True)
+class ScoredToken:
+    """The bytes of a token, the log of its probability, and the likeliest tokens at its place."""
+
+    data: bytes
+    logprob: float
+    top: tuple[ScoredToken, ...] = ()
+
+
+@dataclass(frozen=True)
+class Started:
+    """The first choice has its lane: nothing can be refused any more. `usage` is its own, without completion tokens yet.
+
+    Tokens that are still being read from disk count as cached; the completions have the final figures. `params` include the
+    model's own defaults. `digest` is that of the model's weights; `is_stored` says whether the answer's state is kept for
+    reuse. `echo` is the prompt, if it was asked for.
+    """
+
+    usage: Usage
+    load_s: float = 0.0
+    prompt: Tokens = NO_TOKENS
+    params: SamplingParams = field(default_factory=SamplingParams)
+    digest: str = ""
+    is_stored: bool = True
+    echo: EchoedPrompt | None = None
+
+
+@dataclass(frozen=True)
+class PromptProgress:
+    """The number of evaluated tokens of the prompt."""
+
+    done_tokens: int
+    total_tokens: int
+
+
+@dataclass(slots=True)  # not frozen: one is made for every token
+class Delta:
+    """A piece of one choice: whole characters, and whole tool calls. The prompt's log-probabilities come with the first
+    choice, before its text."""
+
+    choice: int = 0
+    text: str = ""
+    thinking: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    logprobs: tuple[ScoredToken, ...] = ()
+    num_tokens: int = 0  # generated for it; the text of some may come with a later piece
+    prompt_logprobs: tuple[ScoredToken, ...] = ()
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One whole choice. The first has `prompt_logprobs` if asked: those of the prompt's tokens from the second on."""
+
+    choice: int
+    text: str
+    thinking: str
+    tool_calls: tuple[ToolCall, ...]
+    finish_reason: FinishReason
+    completion: Completion
+    logprobs: tuple[ScoredToken, ...] = ()
+    thinking_tokens: int = 0
+    prompt_logprobs: tuple[ScoredToken, ...] = ()
+
+
+Event = PromptProgress | Delta | Finished
+
+
+@dataclass(frozen=True)
+class Answered:
+    started: Started
+    choices: tuple[Finished, ...]
 
 
 def make_listener(choice: int, mailbox: Mailbox[ChoiceNews], inbox: Inbox[ChoiceNews]) -> Listener:
@@ -59,6 +136,7 @@ class Answer:
         `end` gets the record, and whether the answer is whole.
         """
         self._generator = generator = loaded.generator
+        tokenizer = generator.facts.prompts.tokenizer
         self.ask = ask
         self.started = Started(
             Usage(),
@@ -67,7 +145,7 @@ class Answer:
             request.params,
             digest=loaded.info.digest,
             is_stored=generator.stores_answers,
-            echo=answer_format.echo,
+            echo=make_echo(ask, request.tokens, tokenizer) if ask.echoes else None,
         )
         self._name = loaded.name
         self._choices = choices
@@ -76,7 +154,6 @@ class Answer:
         self._end = end
         self._clock = clock
         self._progress = progress
-        tokenizer = generator.prompts.tokenizer
         self._parsers = [AnswerParser(answer_format, tokenizer, choice, ask) for choice in range(ask.num_choices)]
         self._completions: dict[int, Completion] = {}  # by choice
         self._error: str | None = None

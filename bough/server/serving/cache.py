@@ -18,19 +18,19 @@ from bough.cache.disk import DiskError
 from bough.cache.tree.tokens import unpack
 from bough.config import Settings
 from bough.errors import RequestError, Unavailable
-from bough.models.chat.messages import prepare_messages
 from bough.models.encoder import PromptLimit
-from bough.models.prompts import EncodedPrompt, Prompts
-from bough.server.serving.ask import Ask, tenant_of
+from bough.models.prompts import EncodedPrompt
+from bough.prompting.ask import Ask, tenant_of
+from bough.prompting.prompt import encode_ask, encode_prefix
 from bough.server.serving.catalog import Catalog
 from bough.server.serving.loaded import LoadedModel, LoadedModels
 from bough.server.serving.model.contract import NodeWork, ServedTree
 from bough.server.serving.transfers import make_file, require_room
-from bough.types import Completion, Prompt
+from bough.types import Completion
 
 Result = TypeVar("Result")
 
-ChooseEncoder = Callable[[Prompts], Callable[..., EncodedPrompt]]
+Encode = Callable[..., EncodedPrompt]  # `encode_ask` or `encode_prefix`
 
 
 @dataclass(frozen=True)
@@ -85,45 +85,45 @@ class CacheService:
             if loaded is None:
                 raise RequestError(f"the model {model!r} is not loaded: there are no figures of it")
             chosen = [loaded]
-        return [FromModel(each.name, await each.generator.tree.stats(salt)) for each in chosen]
+        return [FromModel(each.name, await each.tree.stats(salt)) for each in chosen]
 
     def _generators(self) -> list[LoadedModel]:
         return [each for each in self._models.list() if each.generates]
 
     async def tree(self, model: str | None, salt: str | None) -> FromModel[TreeView]:
         async with self._using(model) as loaded:
-            return FromModel(loaded.name, await loaded.generator.tree.view(salt))
+            return FromModel(loaded.name, await loaded.tree.view(salt))
 
     async def at_node(self, node: NodeName, work: NodeWork[Result]) -> FromNode[Result]:
         """Do something of `cache/admin/nodes.py` at a node. Raises NodeNotFound, and what the work raises."""
         async with self._using(node.model) as loaded:
-            prompts, tree = loaded.generator.prompts, loaded.generator.tree
+            decode, tree = loaded.generator.facts.prompts.decode, loaded.tree
             root = node.root if node.salt is None else tree.own_root(node.root, node.salt)
             result = await tree.at_node(root, node.key, work)
-            return FromNode(loaded.name, result, root, lambda packed: prompts.decode(unpack(packed)))
+            return FromNode(loaded.name, result, root, lambda packed: decode(unpack(packed)))
 
     async def explain(self, prefix: Ask) -> PrefixExplanation:
         """How much of a prompt would be reused, and why not more."""
-        async with self._encoded(prefix, lambda prompts: prompts.encode) as (loaded, encoded):
+        async with self._encoded(prefix, encode_ask) as (loaded, encoded):
             return await _explain(loaded, encoded, lambda tree, packed: tree.look_up(packed, prefix.salt))
 
     async def keep(self, prefix: Ask, kept: bool) -> PrefixExplanation:
         """Keep a known prefix longer than others, or keep it no longer. One that is not known whole stays as it is."""
-        async with self._encoded(prefix, lambda prompts: prompts.encode_prefix) as (loaded, encoded):
+        async with self._encoded(prefix, encode_prefix) as (loaded, encoded):
             return await _explain(loaded, encoded, lambda tree, packed: tree.keep(packed, kept, prefix.salt))
 
     async def warm(self, prefix: Ask) -> FromModel[Completion]:
         """Compute a prefix and keep it; messages up to the start of the next one. Raises DoesNotFit."""
-        async with self._encoded(prefix, lambda prompts: prompts.encode_prefix) as (loaded, encoded):
+        async with self._encoded(prefix, encode_prefix) as (loaded, encoded):
             tenant = tenant_of(prefix.salt) if self._settings.keys_file else ""
-            return FromModel(loaded.name, await loaded.generator.tree.warm(encoded, prefix.salt, tenant))
+            return FromModel(loaded.name, await loaded.tree.warm(encoded, prefix.salt, tenant))
 
     async def clear(self, model: str | None, salt: str | None) -> list[str]:
         """Forget all that no running request uses, of one model or all, of one salt if given; return the models' names."""
         names = [each.name for each in self._generators()] if model is None else [model]
         for name in names:
             async with self._using(name) as loaded:
-                await loaded.generator.tree.clear(salt)
+                await loaded.tree.clear(salt)
         return names
 
     async def export(self, model: str | None, salt: str) -> FromModel[Path]:
@@ -138,7 +138,7 @@ class CacheService:
             except OSError as error:
                 raise Unavailable(f"the archive could not be written: {error.strerror or error}") from error
             try:
-                await loaded.generator.tree.export_file(file, salt)
+                await loaded.tree.export_file(file, salt)
             except BaseException as error:
                 file.unlink(missing_ok=True)
                 if isinstance(error, DiskError):
@@ -150,30 +150,25 @@ class CacheService:
         """Add an archive to the tree of a salt. Raises RequestError for a wrong one."""
         async with self._using(model) as loaded:
             try:
-                return FromModel(loaded.name, await loaded.generator.tree.import_file(file, salt))
+                return FromModel(loaded.name, await loaded.tree.import_file(file, salt))
             except DiskError as error:  # with the file's path, which the client need not know
                 raise RequestError(str(error).replace(str(file), "the archive")) from error
 
     @asynccontextmanager
-    async def _encoded(self, prefix: Ask, choose: ChooseEncoder) -> AsyncIterator[tuple[LoadedModel, EncodedPrompt]]:
+    async def _encoded(self, prefix: Ask, encode: Encode) -> AsyncIterator[tuple[LoadedModel, EncodedPrompt]]:
         """The model of a prefix, in use inside the context, and the tokens of the prefix, as a chat would have them.
 
-        `choose` picks a method. Raises PromptTooLong.
+        Raises PromptTooLong.
         """
         async with self._using(prefix.model) as loaded:
 
-            def encode(is_cancelled: Callable[[], bool]) -> EncodedPrompt:
-                ask = self._catalog.complete(prefix)
+            def work(is_cancelled: Callable[[], bool]) -> EncodedPrompt:
+                ask = self._catalog.names.complete(prefix)
                 facts = loaded.facts(ask.template)
-                prompt: Prompt = ask.text or ""
-                options: dict[str, Any] = {"raw": True}
-                if ask.messages is not None:
-                    tools = ask.tool_choice.offer(ask.tools)
-                    given = prepare_messages(ask.messages, tools, template_knows_tools=facts.knows_tools)
-                    prompt, options = given.messages, {"tools": given.tools}
-                return choose(facts.prompts)(prompt, limit=PromptLimit(facts.context_tokens, is_cancelled), **options)
+                limit = PromptLimit(facts.context_tokens, is_cancelled)
+                return encode(ask, facts, limit, sorts_tools=self._settings.sort_tools)
 
-            yield loaded, await loaded.threads.run(encode, prefix.num_chars)
+            yield loaded, await loaded.threads.run(work, prefix.num_chars)
 
     def _using(self, model: str | None) -> AbstractAsyncContextManager[LoadedModel]:
         return self._models.using(self._models.choose_name(model))
@@ -184,7 +179,7 @@ async def _explain(
 ) -> PrefixExplanation:
     """What the tree answers about a prefix, with texts."""
     packed = encoded.tokens.key
-    known = await ask(loaded.generator.tree, packed)
+    known = await ask(loaded.tree, packed)
     replica = max(known, key=lambda name: (known[name].cached, known[name].matched))
-    words = await asyncio.to_thread(known[replica].explain, packed, loaded.generator.prompts.decode)
+    words = await asyncio.to_thread(known[replica].explain, packed, loaded.generator.facts.prompts.decode)
     return PrefixExplanation(loaded.name, words, known[replica].is_kept, replica, known)

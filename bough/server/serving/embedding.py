@@ -21,6 +21,7 @@ from typing import Any
 
 from bough.config import Settings
 from bough.errors import BoughError, QueueFull, RequestCancelled, RequestError, TimedOut
+from bough.prompting.ask import tenant_of
 from bough.runtime.embedding import (
     WINDOW,
     ComputedText,
@@ -32,7 +33,6 @@ from bough.runtime.embedding import (
     finish_vector,
     rank,
 )
-from bough.server.serving.ask import tenant_of
 from bough.server.serving.loaded import LoadedModel, LoadedModels
 from bough.server.serving.loaded.progress import RequestRecord, note_record
 from bough.server.serving.metrics import Metrics

@@ -11,19 +11,20 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Literal
 
 from bough.config import Settings
-from bough.errors import PromptTooLong, RequestCancelled
+from bough.errors import RequestCancelled
 from bough.generate.request import Request
-from bough.server.serving.answer import Answer, ChoiceNews, make_listener
-from bough.server.serving.ask import Answered, Ask, Finished, tenant_of
+from bough.prompting.ask import Ask, tenant_of
+from bough.prompting.prompt import AnswerFormat, ModelFacts, prepare_request
+from bough.server.serving.answer import Answer, Answered, ChoiceNews, Finished, make_listener
 from bough.server.serving.cache import CacheService
 from bough.server.serving.catalog import Catalog, LoadedEntry
 from bough.server.serving.embedding import EmbeddingService
 from bough.server.serving.events.hub import EventHub
+from bough.server.serving.health import ServiceHealth
 from bough.server.serving.loaded import LoadedModel, LoadedModels
 from bough.server.serving.loaded.progress import (
     LiveRequests,
@@ -33,22 +34,8 @@ from bough.server.serving.loaded.progress import (
     note_record,
 )
 from bough.server.serving.metrics import Metrics
-from bough.server.serving.prompting.prompt import AnswerFormat, ModelFacts, encode_ask, prepare_request
 from bough.server.serving.tokens import TokenService
 from bough.system.inbox import Inbox, Mailbox
-from bough.types import SamplingParams
-
-COUNTED_CONTEXTS = 4  # a prompt of more contexts than these is not counted to its end
-
-DiskState = Literal["ok", "failing", "full", "read-only", "unavailable", "off"]
-
-
-@dataclass(frozen=True)
-class Checks:
-    """How many answers were computed again without reuse, and how many of them came out different: none should."""
-
-    num_verified: int
-    num_different: int
 
 
 class Service:
@@ -62,7 +49,8 @@ class Service:
         self.requests = LiveRequests()
         self.events = EventHub(models, self.requests, settings.model)
         self.cache = CacheService(settings, models, catalog)
-        self.tokens = TokenService(models)
+        self.tokens = TokenService(settings, models, catalog)
+        self.health = ServiceHealth(models)
         self.embeddings = EmbeddingService(settings, models, self.metrics)
 
     @cached_property
@@ -85,7 +73,7 @@ class Service:
         listeners = [make_listener(choice, mailbox, self._inbox) for choice in range(ask.num_choices)]
 
         def make_answer(is_cancelled: Callable[[], bool]) -> Answer:
-            whole = self.catalog.complete(ask)
+            whole = self.catalog.names.complete(ask)
             facts = loaded.facts(whole.template)
             request = self._prepare(whole, facts, is_cancelled)
             prepared = [loaded.generator.prepare(request, listeners[0])]
@@ -136,28 +124,6 @@ class Service:
             answer.close()
         return Answered(answer.started, tuple(sorted(finished, key=lambda each: each.choice)))
 
-    async def count_tokens(self, ask: Ask) -> int:
-        """The number of tokens of an ask's prompt. Raises PromptTooLong if it is many times the context."""
-        async with self.models.using(ask.model, ask.keep_alive_s) as loaded:
-            return await self._count_tokens(ask, loaded)
-
-    async def require_fit(self, ask: Ask) -> None:
-        """Raise PromptTooLong unless the prompt of an ask leaves room in the model's context."""
-        async with self.models.using(ask.model, ask.keep_alive_s) as loaded:
-            num_tokens, context = await self._count_tokens(ask, loaded), loaded.generator.context_tokens
-        if num_tokens + (ask.params.max_tokens != 0) > context:
-            raise PromptTooLong(num_tokens, context)
-
-    async def _count_tokens(self, ask: Ask, loaded: LoadedModel) -> int:
-        def count(is_cancelled: Callable[[], bool]) -> int:
-            unbounded = replace(self.catalog.complete(ask), params=SamplingParams(max_tokens=0))
-            facts, sorts_tools = loaded.facts(unbounded.template), self.settings.sort_tools
-            most = COUNTED_CONTEXTS * facts.context_tokens
-            prompt = encode_ask(unbounded, facts, sorts_tools=sorts_tools, max_tokens=most, is_cancelled=is_cancelled)
-            return len(prompt.tokens)
-
-        return await loaded.threads.run(count, ask.num_chars)
-
     async def load(self, model: str, keep_alive_s: float | None = None) -> LoadedEntry:
         async with self.models.using(model, keep_alive_s) as loaded:
             return next(each for each in self.models.describe() if each.entry.name == loaded.info.name)
@@ -184,42 +150,3 @@ class Service:
     def is_still_loading(self) -> bool:
         """Whether a model is still being loaded after `close`, which nothing can stop."""
         return self.models.is_still_loading
-
-    @property
-    def loaded_names(self) -> list[str]:
-        """The loaded models, the one that was used last first."""
-        return [loaded.name for loaded in self.models.list()]
-
-    @property
-    def is_stuck(self) -> bool:
-        return any(loaded.worker.is_stuck for loaded in self.models.list())
-
-    @property
-    def _snapshots(self) -> list[dict[str, Any]]:
-        return [loaded.worker.snapshot() for loaded in self.models.list()]
-
-    @property
-    def has_replicas(self) -> bool:
-        """Whether every loaded model that runs at replicas has one that answers."""
-        return all(figures.get("replicas", True) for figures in self._snapshots)
-
-    @property
-    def disk_state(self) -> DiskState:
-        """Whether computed state is saved to disk. If not, requests are still answered, but a restart loses more."""
-        found = self._snapshots
-        if any(figures.get("disk_is_failing") for figures in found):
-            return "failing"
-        if any(figures.get("disk_is_read_only") for figures in found):
-            return "read-only"
-        if troubled := [figures for figures in found if figures.get("disk_problem")]:
-            return "full" if all("disk_bytes" in figures for figures in troubled) else "unavailable"
-        return "ok" if any("disk_bytes" in figures for figures in found) else "off"
-
-    @property
-    def disk_problem(self) -> str:
-        """Why computed state of a loaded model is not saved to disk; "" if it is, or need not be."""
-        return next(filter(None, (figures.get("disk_problem", "") for figures in self._snapshots)), "")
-
-    def count_checks(self) -> Checks:
-        found = self._snapshots
-        return Checks(*(sum(figures.get(name, 0) for figures in found) for name in ("verified", "different")))

@@ -29,7 +29,7 @@ def bring(
     world = World(MODELS[model], disk.page_tokens, disk=donor)
     for chat in chats:
         world.run(chat, boundaries=[Boundary(1 + len(chat) // 2, Mark.SYSTEM_END)], salt=salt)
-    world.cache.flush()
+    world.cache.upkeep.flush()
     imported = Imported()
     for address, (content, nbytes, last_used) in donor.platter.files.items():
         if chance.random() >= loss and disk.has_room(nbytes):

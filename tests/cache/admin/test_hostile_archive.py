@@ -37,7 +37,7 @@ def make_archive(folder: Path, model: str) -> Path:
         world = World(MODELS[model], 4, disk=disk)
         world.run(OURS, [24, 25])
         world.run([*OURS[:9], *range(80, 88)], [88])
-        assert world.cache.flush()
+        assert world.cache.upkeep.flush()
         export_tree(disk, folder / "archive.tar")
     return folder / "archive.tar"
 
@@ -103,7 +103,7 @@ def fuzz(folder: Path, model: str, rounds: int) -> None:
             world.check()
             prompt = [*THEIRS, 100 + number]
             world.run(prompt, salt="theirs")
-            assert world.cache.flush(), "what others computed was not written"
+            assert world.cache.upkeep.flush(), "what others computed was not written"
             assert world.run(OURS, [24]).tokens[: len(OURS)] == OURS
         assert (disk.counts.bad_rows, disk.counts.failed_writes) == (0, 0)
         assert max(found.last_used for found in disk.files()) <= disk.now()

@@ -94,7 +94,7 @@ def test_what_is_kept_is_still_kept_after_a_restart() -> None:
     world = make_world(disk=disk)
     world.run([1, 2, 3, 4, 5, 6])
     keep(world.cache, [1, 2, 3, 4, 5, 6], True)
-    world.cache.flush()
+    world.cache.upkeep.flush()
 
     again = make_world(disk=disk.restarted())
 
@@ -111,9 +111,9 @@ def test_a_salt_is_forgotten_everywhere_and_the_others_stay(model: str, has_disk
     world = make_world(model, disk)
     for salt in ("mine", "yours"):
         world.run([1, 2, 3, 4, 5, 6], [7, 8], salt=salt)
-    world.cache.flush()
+    world.cache.upkeep.flush()
 
-    world.cache.clear("mine")
+    world.cache.upkeep.clear("mine")
     world.check()
 
     assert list(world.cache.forest.tries) == ["yours"]
@@ -129,7 +129,7 @@ def test_forgetting_a_salt_that_nobody_has_used_changes_nothing() -> None:
     world = make_world(disk=FakeDisk(2))
     world.run([1, 2, 3, 4])
 
-    world.cache.clear("nobody")
+    world.cache.upkeep.clear("nobody")
     world.check()
 
     assert world.known([1, 2, 3, 4]) == 4
@@ -142,7 +142,7 @@ def test_a_salt_that_an_earlier_run_left_on_disk_is_forgotten_though_nobody_has_
     world = make_world(disk=disk.restarted())
     assert world.cache.count_reusable([1, 2, 3, 4, 5], "mine") > 0
 
-    world.cache.clear("mine")
+    world.cache.upkeep.clear("mine")
     world.check()
 
     assert not world.cache.forest.tries
@@ -155,7 +155,7 @@ def test_what_a_request_stands_on_is_not_forgotten_under_its_feet(model: str) ->
     world.run([1, 2, 3, 4, 5, 6], salt="mine")
     session = world.begin([1, 2, 3, 4, 5, 6, 7, 8, 9], salt="mine", max_new=4)
 
-    world.cache.clear("mine")
+    world.cache.upkeep.clear("mine")
     world.check()
 
     world.prefill(session)
@@ -201,11 +201,11 @@ class UpkeepMachine(TierMachine):
 
     @rule(salt=st.sampled_from([None, "", "other"]))
     def begin_to_clear(self, salt: str | None) -> None:
-        self.works.append(self.world.cache._clear(salt))
+        self.works.append(self.world.cache.upkeep._clear(salt))
 
     @rule()
     def begin_to_save(self) -> None:
-        self.works.append(self.world.cache._save_all(None))
+        self.works.append(self.world.cache.upkeep._save_all(None))
 
     @precondition(lambda self: self.works)
     @rule(which=st.integers(0, 2), num_steps=st.integers(1, 30))
@@ -232,10 +232,10 @@ class UpkeepMachine(TierMachine):
     @rule(salt=salts)
     def forget(self, salt: str) -> None:
         try:
-            self.world.cache.clear(salt)
+            self.world.cache.upkeep.clear(salt)
         except (EngineError, MemoryError):
             return
-        is_used = any(session.salt == salt for session in self.open)
+        is_used = any(session.sequence.trie.salt == salt for session in self.open)
         assert is_used or salt not in self.world.cache.forest.tries
         if self.disk is not None:
             assert not any(address.root == self.disk.root(salt) for address in self.disk.platter.points)

@@ -312,5 +312,5 @@ def test_a_new_branch_of_a_known_conversation_has_not_come_back() -> None:
 def test_clearing_the_cache_forgets_the_shadows_too() -> None:
     w = bounded(30)
     serve(w, scan(300))
-    w.cache.clear()
+    w.cache.upkeep.clear()
     assert w.cache.finisher.duel.policy is LRU

@@ -10,10 +10,10 @@ import pytest
 
 from bough.config import Settings
 from bough.errors import SettingsError
+from bough.prompting.ask import tenant_of
 from bough.server.app import error_format_of
 from bough.server.http.keys import ApiKeys, read_secret
 from bough.server.http.security import OriginRules, SecurityMiddleware
-from bough.server.serving.ask import tenant_of
 from tests.server.layers import Inner, call_raw, send_to
 
 PAGE = "https://front.example"

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
-import math
-import struct
-from array import array
 from typing import Any
 
 import pytest
@@ -17,12 +12,9 @@ from starlette.requests import ClientDisconnect
 
 from bough.server.http.streaming import (
     EventFrame,
-    _write_list,
     cancel_on_disconnect,
     json_line,
     sse,
-    write_base64,
-    write_numbers,
 )
 from bough.server.serving.answer import Answer
 from tests.waiting import BOUND_S
@@ -78,7 +70,7 @@ def test_an_answer_that_was_opened_as_the_client_hung_up_is_closed() -> None:
     async def scene() -> None:
         answer = Opened()
         with pytest.raises(ClientDisconnect):
-            await cancel_on_disconnect(FakeRequest(is_gone=True), open_at_the_last_moment(answer))  # type: ignore[arg-type]
+            await cancel_on_disconnect(FakeRequest(is_gone=True), open_at_the_last_moment(answer), Opened.close)  # type: ignore[arg-type]
         assert answer.was_closed
 
     play(scene())
@@ -93,7 +85,7 @@ def test_an_answer_that_nobody_took_because_the_server_ended_is_closed() -> None
             await ready.wait()
             return answer
 
-        waiting = asyncio.ensure_future(cancel_on_disconnect(FakeRequest(is_gone=False), open_soon()))  # type: ignore[arg-type]
+        waiting = asyncio.ensure_future(cancel_on_disconnect(FakeRequest(is_gone=False), open_soon(), Opened.close))  # type: ignore[arg-type]
         await has_begun.wait()
         ready.set()
         waiting.cancel()
@@ -111,7 +103,7 @@ def test_an_answer_that_was_taken_stays_open() -> None:
         async def open_now() -> Opened:
             return answer
 
-        assert await cancel_on_disconnect(FakeRequest(is_gone=False), open_now()) is answer  # type: ignore[arg-type]
+        assert await cancel_on_disconnect(FakeRequest(is_gone=False), open_now(), Opened.close) is answer  # type: ignore[arg-type]
         assert not answer.was_closed
 
     play(scene())
@@ -127,33 +119,3 @@ def test_a_frame_writes_the_same_bytes_as_the_whole_event(first: str, second: st
 
     assert EventFrame(write_one).fill(first) == write_one(first)
     assert EventFrame(write_two, num_texts=2).fill(first, second) == write_two(first, second)
-
-
-# Vectors
-
-NUMBERS = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False))
-
-
-@given(NUMBERS)
-def test_numbers_are_written_with_all_their_digits(numbers: list[float]) -> None:
-    read = json.loads(write_numbers(numbers))
-
-    assert array("f", read) == array("f", numbers)
-
-
-@given(NUMBERS)
-def test_base64_holds_the_numbers_in_4_bytes_each(numbers: list[float]) -> None:
-    packed = base64.b64decode(json.loads(write_base64(numbers)))
-
-    assert list(struct.unpack(f"<{len(numbers)}f", packed)) == numbers
-
-
-@pytest.mark.parametrize("num_entries", [0, 1, 3, 5_000])
-def test_a_long_list_comes_in_pieces_of_bounded_size(num_entries: int) -> None:
-    entries = [write_numbers([number / 7] * 8) for number in range(num_entries)]
-    pieces = list(_write_list({"model": 'a "b"', "usage": {"n": 1}}, "data", iter(entries)))
-
-    whole = json.loads("".join(pieces))
-    assert whole == {"model": 'a "b"', "usage": {"n": 1}, "data": [json.loads(entry) for entry in entries]}
-    assert len(pieces) == math.ceil(max(1, sum(map(len, entries))) / 2**16)
-    assert max(map(len, pieces)) < 2**16 + 200

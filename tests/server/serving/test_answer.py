@@ -12,12 +12,13 @@ import pytest
 
 from bough.errors import EngineError
 from bough.generate.request import Request
+from bough.models.prompts import Prompts
 from bough.models.tokenizer import Tokenizer
+from bough.prompting.ask import Ask, ToolChoice
+from bough.prompting.prompt import AnswerFormat, ModelFacts
 from bough.scheduling.job import Listener, PromptAdvanced, PromptLoaded, RequestBegan
-from bough.server.serving.answer import Answer, ChoiceNews, make_listener
-from bough.server.serving.ask import Ask, Delta, Finished, ScoredToken, ToolChoice
+from bough.server.serving.answer import Answer, ChoiceNews, Delta, Finished, ScoredToken, make_listener
 from bough.server.serving.loaded.progress import LiveRequests, RequestRecord
-from bough.server.serving.prompting.prompt import AnswerFormat
 from bough.system.inbox import Inbox, Mailbox
 from bough.tokens import Tokens
 from bough.types import Alternative, Chunk, Completion, TokenLogprob, Usage
@@ -28,7 +29,7 @@ LOADED: Any = SimpleNamespace(
     name="m",
     info=SimpleNamespace(digest="0123"),
     generator=SimpleNamespace(
-        prompts=SimpleNamespace(tokenizer=TOKENIZER), stores_answers=True, submit=lambda request: None
+        facts=ModelFacts("m", Prompts(TOKENIZER, 500), 100), stores_answers=True, submit=lambda request: None
     ),
 )
 STARTED = Usage(prompt_tokens=10, matched_tokens=6, cached_tokens=6)

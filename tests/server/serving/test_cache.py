@@ -17,10 +17,11 @@ from bough.cache.tree.tokens import num_tokens
 from bough.config import Settings
 from bough.errors import PromptTooLong
 from bough.models.encoder import PromptLimit
+from bough.models.prompts import EncodedPrompt
+from bough.prompting.prompt import ModelFacts
 from bough.server.apis.bough import cache as cache_api
 from bough.server.apis.bough.cache import PrefixBody
 from bough.server.serving.loaded.model import LARGE_CHARS, PromptThreads
-from bough.server.serving.prompting.prompt import ModelFacts
 from bough.server.serving.service import Service
 from bough.tokens import Tokens
 from tests.waiting import BOUND_S, wait_until
@@ -31,16 +32,18 @@ class OneModel(Service):
 
     def __init__(self) -> None:
         self.steps: list[str] = []
-        prompts: Any = SimpleNamespace(encode=self._encode, encode_prefix=self._encode, decode=self._decode)
+        prompts: Any = SimpleNamespace(encode=self._encode, decode=self._decode, has_template=False)
+        facts = ModelFacts("m", prompts, 100)
         tree = SimpleNamespace(look_up=self._look_up, keep=self._look_up)
         self.loaded: Any = SimpleNamespace(
             name="m",
-            generator=SimpleNamespace(prompts=prompts, tree=tree, context_tokens=100),
-            facts=lambda template: ModelFacts("m", prompts, 100, knows_tools=False, knows_thinking=False),
+            generator=SimpleNamespace(facts=facts),
+            facts=lambda template: facts,
+            tree=tree,
             threads=PromptThreads(),
         )
         models: Any = SimpleNamespace(list=lambda: [self.loaded], using=self._using, choose_name=lambda name: name or "m")
-        super().__init__(Settings(), models, SimpleNamespace(complete=lambda ask: ask))  # type: ignore[arg-type]
+        super().__init__(Settings(), models, SimpleNamespace(names=SimpleNamespace(complete=lambda ask: ask)))  # type: ignore[arg-type]
 
     @asynccontextmanager
     async def _using(self, model: str) -> AsyncIterator[Any]:
@@ -49,7 +52,7 @@ class OneModel(Service):
     def _encode(self, prompt: str, *, limit: PromptLimit, **options: Any) -> Any:
         self.steps.append(f"encoded by {_thread()}")
         limit.check(len(prompt))
-        return SimpleNamespace(tokens=Tokens.of([1] * len(prompt)))
+        return EncodedPrompt(Tokens.of([1] * len(prompt)))
 
     async def _look_up(self, prompt: bytes, *args: Any) -> dict[str, Lookup]:
         self.steps.append(f"asked for {num_tokens(prompt)} ids")

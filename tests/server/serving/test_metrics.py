@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.types import Receive, Scope, Send
 
-from bough.server.http.logs import LogsMiddleware
+from bough.server.logs import LogsMiddleware
 from bough.server.serving.loaded.progress import RequestRecord
 from bough.server.serving.metrics import Metrics
 from bough.types import Usage

@@ -9,10 +9,13 @@ from typing import Any, cast
 
 import pytest
 
+from bough.config import Settings
 from bough.errors import RequestError
 from bough.models.prompts import Prompts
 from bough.models.tokenizer import Tokenizer
-from bough.server.serving.ask import Ask
+from bough.prompting.ask import Ask
+from bough.prompting.prompt import ModelFacts
+from bough.server.serving.catalog import Catalog
 from bough.server.serving.loaded import LoadedModels
 from bough.server.serving.loaded.model import PromptThreads
 from bough.server.serving.tokens import TokenOptions, TokenService
@@ -25,8 +28,8 @@ class OneModel:
     """A loaded model that has only a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        runtime = SimpleNamespace(prompts=Prompts(tokenizer, 500), context_tokens=8)
-        self._loaded = SimpleNamespace(generator=runtime, threads=PromptThreads(), info=SimpleNamespace(capabilities=()))
+        generator = SimpleNamespace(facts=ModelFacts("one", Prompts(tokenizer, 500), 8))
+        self._loaded = SimpleNamespace(generator=generator, threads=PromptThreads())
 
     def choose_name(self, name: str | None) -> str:
         return name or "one"
@@ -37,7 +40,7 @@ class OneModel:
 
 
 def make_service(hf: Any) -> TokenService:
-    return TokenService(cast(LoadedModels, OneModel(Tokenizer(hf))))
+    return TokenService(Settings(), cast(LoadedModels, OneModel(Tokenizer(hf))), catalog=cast(Catalog, None))
 
 
 def test_a_prompt_may_be_longer_than_the_context_and_not_longer_than_allowed(run: Run) -> None:

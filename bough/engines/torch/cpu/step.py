@@ -26,7 +26,7 @@ from bough.engines.torch.lanes.lane import TorchLane
 _LONGEST_RUN = 512  # tokens in one call: the memory for their activations grows with them
 _PHASES = 8  # of a layer in kernels/step.h
 _FIRST_POSITIONS = 1_024
-_FLOAT_BYTES = 4
+_ROW_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "Q8_0"}
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 _Pointer, _Int, _Long, _Float = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
@@ -69,7 +69,7 @@ class _BatchStruct(ctypes.Structure):
     """`Batch` of the kernels."""
 
     _fields_ = (
-        *_fields(_Pointer, "rows", "positions", "cosines", "sines", "x", "logits"),
+        *_fields(_Pointer, "rows", "positions", "cosines", "sines", "x", "logits", "clipped"),
         *_fields(_Int, "lanes", "tokens", "logit_rows", "threads"),
         ("table_rows", _Long),
     )
@@ -112,7 +112,8 @@ class WholeStep:
     @torch.inference_mode()
     def _embed(self, ids: Sequence[int]) -> Tensor:
         """Fails if one of the tokens does not exist, before a lane has changed."""
-        return self._structure.embed(torch.tensor(ids, device="cpu")).contiguous()
+        found, factor = self._structure.embed_tokens(torch.tensor(ids, device="cpu")), self._structure.embedding_factor
+        return (found if factor == 1.0 else found * factor).contiguous()
 
     @torch.inference_mode()
     def _run(self, lanes: Sequence[TorchLane], x: Tensor, num_tokens: int, num_logits: int, shift: int = 0) -> Tensor:
@@ -123,7 +124,7 @@ class WholeStep:
         tables = self._tables.starting_at(shift) if shift else self._tables
         tables.reach(max(positions) + 1)
         where = torch.tensor(positions, dtype=torch.int32, device="cpu")
-        logits = empty_floats(num_logits, self._vocab_size)
+        logits = x.new_empty(num_logits, self._vocab_size)
         rows = _rows_structs(lanes, num_tokens, self._structure.groups)
         batch = _BatchStruct(
             ctypes.addressof(rows),
@@ -132,6 +133,7 @@ class WholeStep:
             tables.sines.data_ptr(),
             x.data_ptr(),
             logits.data_ptr(),
+            lanes[0].clipped.address,
             len(lanes),
             num_tokens,
             num_logits,
@@ -147,7 +149,7 @@ class WholeStep:
         model, step = ctypes.addressof(self._model), ctypes.addressof(batch)
         needed = self._kernels.step_floats(model, step)
         if self._work.numel() < needed:
-            self._work = empty_floats(needed)
+            self._work = self._work.new_empty(needed)
         self._counters.zero_()
         self._kernels.step(model, step, self._work.data_ptr(), self._counters.data_ptr())
 
@@ -189,7 +191,7 @@ def _model_struct(structure: Structure, layers: ctypes.Array[_LayerStruct], term
         rotary_dim=structure.rotary_dim,
         activation=_ACTIVATIONS[structure.activation],
         terms=terms,
-        row_type=TYPES["F32"],
+        row_type=TYPES[_ROW_TYPES[structure.kv]],
         eps=structure.eps,
         scale=structure.scale,
         score_cap=structure.score_cap,
@@ -217,8 +219,9 @@ def _rows_structs(lanes: Sequence[TorchLane], num_tokens: int, groups: Sequence[
     structs = (_RowsStruct * (len(lanes) * len(groups)))()
     for i, lane in enumerate(lanes):
         for j, group in enumerate(groups):
-            keys, values, layer_bytes, head_stride, num_rows = lane.rows_of(group).addresses()
-            before = num_rows - num_tokens
-            row = _RowsStruct(keys, values, layer_bytes // _FLOAT_BYTES, head_stride, before, lane.offset - before)
+            buffer = lane.rows_of(group)
+            keys, values, layer_bytes, head_stride, num_rows = buffer.addresses()
+            head_bytes, before = head_stride * buffer.layout.itemsize, num_rows - num_tokens
+            row = _RowsStruct(keys, values, layer_bytes, head_bytes, before, lane.offset - before)
             structs[i * len(groups) + j] = row
     return structs

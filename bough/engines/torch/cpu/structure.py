@@ -70,7 +70,10 @@ class LayerStructure:
 
 @dataclass(frozen=True)
 class Structure:
-    """A whole model. `rotations` each give cosines and sines [positions, dim] for a range of positions."""
+    """A whole model. `rotations` each give cosines and sines [positions, dim] for a range of positions.
+
+    `kv` is the type in which lanes keep its rows.
+    """
 
     layers: list[LayerStructure]
     num_heads: int
@@ -85,10 +88,12 @@ class Structure:
     activation: str
     norm: Tensor
     head: Matrix
-    embed: Callable[[Tensor], Tensor]
+    embed_tokens: Callable[[Tensor], Tensor]
+    embedding_factor: float
     rotations: list[Callable[[Tensor], tuple[Tensor, Tensor]]]
     rotary_dim: int
     groups: tuple[Group, ...]
+    kv: str
 
     @property
     def hidden_size(self) -> int:
@@ -139,10 +144,12 @@ def _read(model: Any, layout: TorchLayout) -> Structure:
         activation=_same([_activation_of(layer.mlp) for layer in decoder_layers], "activations"),
         norm=norm,
         head=_projection(head),
-        embed=_embedding(decoder),
+        embed_tokens=decoder.embed_tokens,
+        embedding_factor=float(getattr(decoder, "embedding_multiplier", None) or 1.0),
         rotations=rotations.kinds,
         rotary_dim=rotations.dim,
         groups=layout.groups,
+        kv=layout.kv,
     )
 
 
@@ -260,16 +267,6 @@ def _activation_of(mlp: Any) -> str:
     raise UnknownStructure(f"its activation {type(found).__name__} is neither SiLU nor the tanh form of GELU")
 
 
-def _embedding(decoder: Any) -> Callable[[Tensor], Tensor]:
-    factor = float(getattr(decoder, "embedding_multiplier", None) or 1.0)
-
-    def embed(ids: Tensor) -> Tensor:
-        found: Tensor = decoder.embed_tokens(ids)
-        return found if factor == 1.0 else found * factor
-
-    return embed
-
-
 class _Rotations:
     """The kinds of rotation in a model: one for all layers, or one for each type of layer."""
 
@@ -328,9 +325,9 @@ def _require_only(module: nn.Module, known: Iterable[str], what: str) -> None:
 
 def _require_plain_rows(layout: TorchLayout) -> None:
     for rows in layout.rows.values():
-        if rows.key_dim != rows.value_dim or rows.dtype != torch.float32:
+        if rows.key_dim != rows.value_dim or rows.computed != torch.float32:
             raise UnknownStructure(
-                f"its keys have {rows.key_dim} and its values {rows.value_dim} columns, in {_name(rows.dtype)}: the "
+                f"its keys have {rows.key_dim} and its values {rows.value_dim} columns, in {_name(rows.computed)}: the "
                 "kernels know equal ones in float32"
             )
     if len({(rows.heads, rows.key_dim) for rows in layout.rows.values()}) > 1:

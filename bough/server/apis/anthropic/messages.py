@@ -15,13 +15,14 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from bough.prompting.ask import Ask
+from bough.server.apis.answering import SaltOf, ServiceOf, answer_ask, progress_comment
 from bough.server.apis.anthropic.wire import CountRequest, MessagesRequest, to_ask
 from bough.server.http.errors import HttpError, to_http_error
-from bough.server.http.json_routes import SaltOf, ServiceOf, read_ask, route_class
-from bough.server.http.logs import current_trace
-from bough.server.http.streaming import Pieces, answer_ask, cancel_on_disconnect, progress_comment, sse, to_json
-from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Answered, Ask, Delta, Finished, PromptProgress
+from bough.server.http.json_routes import read_ask, route_class
+from bough.server.http.streaming import Pieces, cancel_on_disconnect, sse, to_json
+from bough.server.logs import current_trace
+from bough.server.serving.answer import Answer, Answered, Delta, Finished, PromptProgress
 from bough.server.serving.service import Service
 from bough.types import ToolCall, Usage
 
@@ -61,7 +62,7 @@ async def create_message(body: MessagesRequest, request: Request, service: Servi
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountRequest, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
     """Count the tokens of a prompt, without answering it."""
-    count = await cancel_on_disconnect(request, service.count_tokens(await _ask_of(body, request, service, salt)))
+    count = await cancel_on_disconnect(request, service.tokens.count(await _ask_of(body, request, service, salt)))
     return JSONResponse({"input_tokens": count})
 
 

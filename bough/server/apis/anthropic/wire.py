@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from bough.errors import RequestError
-from bough.models.defaults import unset_names
+from bough.prompting.ask import Ask, ToolChoice, ToolMode
+from bough.sampling_params import unset_names
 from bough.server.http import bounds
 from bough.server.http.json_routes import Wire
-from bough.server.serving.ask import Ask, ToolChoice, ToolMode
 from bough.types import Message, SamplingParams, Tool
 
 _ACCOUNTING_NAME = "x-anthropic-billing-header:"

@@ -20,17 +20,18 @@ from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
 from bough.cache.admin import nodes
-from bough.cache.admin.node_view import LEAST_WIDTH, MOST_WIDTH
+from bough.cache.admin.drawing import LEAST_WIDTH, MIN_TOKENS, MOST_WIDTH
 from bough.cache.disk import ReadOnlyTree
 from bough.cache.tree.state import Tier
 from bough.cache.tree.tokens import cut, num_tokens
 from bough.errors import RequestError, TooLarge, Unavailable
+from bough.prompting.ask import Ask
+from bough.server.apis.answering import SaltOf, ServiceOf
 from bough.server.apis.ollama.wire import Messages, Tools
 from bough.server.http.bounds import SHORT_NAME
 from bough.server.http.errors import format_plain_error
-from bough.server.http.json_routes import SaltOf, ServiceOf, Wire, route_class
+from bough.server.http.json_routes import Wire, route_class
 from bough.server.http.streaming import EVENT_STREAM, ClosingStream, Pieces, cancel_on_disconnect, sse, sse_comment
-from bough.server.serving.ask import Ask
 from bough.server.serving.cache import FromNode, NodeName
 from bough.server.serving.events.hub import INTERVAL_S, LEAST_INTERVAL_S, MOST_INTERVAL_S, EventHub
 from bough.server.serving.events.reader import EventReader
@@ -80,7 +81,7 @@ class PrefixBody(Wire):
         messages: list[Message] = [*system, {"role": "user", "content": self.prompt}]
         if self.messages is not None:
             messages = [message.to_message() for message in self.messages]
-        return Ask(self.model or "", messages=messages, tools=self.tools or (), salt=salt)
+        return Ask(self.model or "", messages=messages, tools=self.tools or (), continues_answer=False, salt=salt)
 
 
 def get_scope(request: Request, salt: SaltOf) -> str | None:
@@ -112,11 +113,13 @@ async def read_tree(
     width: Annotated[
         int | None, Query(ge=LEAST_WIDTH, le=MOST_WIDTH, description="The most columns of a drawing's lines.")
     ] = None,
+    depth: Annotated[int | None, Query(ge=1, description="The most levels of a drawing.")] = None,
+    min_tokens: Annotated[int, Query(ge=0, description="A drawing joins edges of fewer tokens.")] = MIN_TOKENS,
 ) -> Response:
     """The tree of one model: every edge with its text, its tiers, what is kept and what is in use."""
     found = await cancel_on_disconnect(request, service.cache.tree(model, salt if scope is None else scope))
     if format == "text":
-        return PlainTextResponse(await asyncio.to_thread(found.result.draw, width))
+        return PlainTextResponse(await asyncio.to_thread(found.result.draw, width, depth, min_tokens))
     roots = await asyncio.to_thread(found.result.to_json, has_ids=ids)
     return Response(f'{{"model":{json.dumps(found.model)},"roots":{roots}}}', media_type="application/json")
 

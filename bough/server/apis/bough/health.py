@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client.exposition import choose_encoder
 
-from bough.server.http.json_routes import ServiceOf
+from bough.server.apis.answering import ServiceOf
 from bough.server.serving.service import Service
 from bough.system.announcement import PROOF_PATH, Announcement
 
@@ -32,12 +32,12 @@ async def read_health(request: Request, service: ServiceOf) -> JSONResponse:
     """Whether requests are taken now (200) or not (503). Known clients also see the models and the checks of the cache."""
     status = status_of(request.app.state, service)
     headers = {"Cache-Control": "no-store"} | ({} if status == "ok" else {"Retry-After": "5"})
-    body: dict[str, Any] = {"status": status, "disk": service.disk_state}
+    body: dict[str, Any] = {"status": status, "disk": service.health.disk_state}
     if getattr(request.state, "is_known", False):
-        body |= {"model": service.settings.model, "models": service.loaded_names}
-        body |= {"disk_problem": service.disk_problem} if service.disk_problem else {}
+        body |= {"model": service.settings.model, "models": service.health.loaded_names}
+        body |= {"disk_problem": service.health.disk_problem} if service.health.disk_problem else {}
         if service.settings.verify_cache:
-            checks = service.count_checks()
+            checks = service.health.count_checks()
             body |= {"verified": checks.num_verified, "different": checks.num_different, "alarm": checks.num_different > 0}
     return JSONResponse(body, 200 if status == "ok" else 503, headers)
 
@@ -57,9 +57,9 @@ def status_of(state: Any, service: Service) -> str:
         return "shutting down"
     if getattr(state, "is_starting", False):
         return "starting"
-    if not service.has_replicas:
+    if not service.health.has_replicas:
         return "no replica"
-    return "stuck" if service.is_stuck else "ok"
+    return "stuck" if service.health.is_stuck else "ok"
 
 
 @router.get("/metrics", response_class=Response)

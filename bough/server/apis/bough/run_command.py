@@ -17,14 +17,15 @@ from pydantic import Field
 
 from bough.config import Settings
 from bough.errors import RequestError
-from bough.models.defaults import unset_names
+from bough.prompting.ask import Ask
+from bough.sampling_params import unset_names
+from bough.server.apis.answering import SaltOf, ServiceOf, open_answer
 from bough.server.apis.ollama.wire import Messages
 from bough.server.http.bounds import SHORT_NAME, check_schema
 from bough.server.http.errors import format_plain_error, to_http_error
-from bough.server.http.json_routes import SaltOf, ServiceOf, Wire, route_class
+from bough.server.http.json_routes import Wire, route_class
 from bough.server.http.streaming import NDJSON, ClosingStream, Pieces, cancel_on_disconnect, json_line
-from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Ask, Delta, PromptProgress
+from bough.server.serving.answer import Answer, Delta, PromptProgress
 from bough.types import SamplingParams
 
 router = APIRouter(prefix="/api/run", route_class=route_class(format_plain_error), tags=["run"])
@@ -107,7 +108,7 @@ def _short_keep_alive(settings: Settings) -> float | None:
 async def run(body: RunBody, request: Request, service: ServiceOf, salt: SaltOf) -> Response:
     """The next message of a conversation, or what follows a text."""
     ask = replace(body.to_ask(service.settings.model, salt), keep_alive_s=_short_keep_alive(service.settings))
-    answer = await cancel_on_disconnect(request, service.open(ask))
+    answer = await open_answer(request, service, ask)
     return ClosingStream(write_lines(answer), NDJSON, answer.close)
 
 

@@ -13,12 +13,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from bough.errors import RequestError
+from bough.prompting.ask import Ask
+from bough.server.apis.answering import ServiceOf
 from bough.server.apis.ollama.wire import Messages, Tools
 from bough.server.http.bounds import FAIL_FAST, MAX_IDS, SHORT_NAME, at_most
 from bough.server.http.errors import format_plain_error
-from bough.server.http.json_routes import ServiceOf, Wire, route_class
+from bough.server.http.json_routes import Wire, route_class
 from bough.server.http.streaming import cancel_on_disconnect
-from bough.server.serving.ask import Ask
 from bough.server.serving.tokens import TokenizedText, TokenOptions
 
 router = APIRouter(route_class=route_class(format_plain_error), tags=["tokens"])
@@ -52,14 +53,19 @@ class TokenizeRequest(Wire):
             return Ask(self.model or "", text=self.prompt if self.content is None else self.content)
         if self.add_special_tokens:
             raise RequestError("add_special_tokens goes with a prompt: the chat template adds them to messages")
-        return Ask(self.model or "", messages=[message.to_message() for message in self.messages], tools=self.tools or ())
+        return Ask(
+            self.model or "",
+            messages=[message.to_message() for message in self.messages],
+            tools=self.tools or (),
+            continues_answer=False,
+            template_kwargs={"add_generation_prompt": self.add_generation_prompt},
+        )
 
     def options(self) -> TokenOptions:
         """How to tokenize it, with the defaults of llama.cpp or of vLLM."""
         return TokenOptions(
             has_start=self.add_special if self.content is not None else self.add_special_tokens is not False,
             has_special=self.parse_special,
-            begins_answer=self.add_generation_prompt,
             has_pieces=self.with_pieces or self.return_token_strs,
         )
 

@@ -21,14 +21,15 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from bough.errors import RequestError
+from bough.prompting.ask import Ask
+from bough.server.apis.answering import SaltOf, ServiceOf, open_answer, write_logprobs
 from bough.server.apis.ollama import wire
 from bough.server.apis.ollama.wire import nanoseconds, write_time
-from bough.server.http import streaming
 from bough.server.http.errors import format_plain_error, to_http_error
-from bough.server.http.json_routes import SaltOf, ServiceOf, route_class
-from bough.server.http.streaming import NDJSON, EventFrame, Pieces, cancel_on_disconnect, json_line
-from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Ask, Delta, Event, Finished, Started
+from bough.server.http.json_routes import route_class
+from bough.server.http.streaming import NDJSON, ClosingStream, EventFrame, Pieces, cancel_on_disconnect, json_line
+from bough.server.http.vectors import list_response, write_numbers
+from bough.server.serving.answer import Answer, Delta, Event, Finished, Started
 from bough.server.serving.service import Service
 from bough.types import Message
 
@@ -87,7 +88,7 @@ async def embed(body: wire.EmbedRequest, request: Request, service: ServiceOf, s
         "load_duration": nanoseconds(vectors.load_s),
         "prompt_eval_count": vectors.num_tokens,
     }
-    return streaming.list_response(fields, "embeddings", map(streaming.write_numbers, vectors))
+    return list_response(fields, "embeddings", map(write_numbers, vectors))
 
 
 @router.post("/api/embeddings")
@@ -98,7 +99,7 @@ async def embed_one(body: wire.OllamaEmbeddingsRequest, request: Request, servic
         await cancel_on_disconnect(request, _load_or_unload(service, ask.model, ask.keep_alive_s))
         return JSONResponse({"embedding": []})
     (vector,) = await cancel_on_disconnect(request, service.embeddings.embed(ask))
-    return Response(f'{{"embedding":{streaming.write_numbers(vector)}}}', media_type="application/json")
+    return Response(f'{{"embedding":{write_numbers(vector)}}}', media_type="application/json")
 
 
 async def _load(body: wire.AnswerRequest, service: Service, writer: LineWriter) -> Response:
@@ -117,8 +118,8 @@ async def _load_or_unload(service: Service, model: str, keep_alive_s: float | No
 
 async def _answer(body: wire.AnswerRequest, ask: Ask, writer: LineWriter, request: Request, service: Service) -> Response:
     if body.streams:
-        answer = await cancel_on_disconnect(request, service.open(ask))
-        return streaming.ClosingStream(write_lines(answer, writer), NDJSON, answer.close)
+        answer = await open_answer(request, service, ask)
+        return ClosingStream(write_lines(answer, writer), NDJSON, answer.close)
     answered = await cancel_on_disconnect(request, service.complete(ask))
     (finished,) = answered.choices
     return JSONResponse({**writer.write(finished), **writer.end(finished, answered.started)})
@@ -168,7 +169,7 @@ class LineWriter:
             ]
         written = {"model": self.model, "created_at": at or write_time(datetime.now(UTC)), **self.wrap(said)}
         if piece.logprobs:
-            written["logprobs"] = streaming.write_logprobs(piece.logprobs)
+            written["logprobs"] = write_logprobs(piece.logprobs)
         return written
 
     def end(self, finished: Finished, started: Started) -> dict[str, Any]:

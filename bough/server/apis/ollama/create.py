@@ -21,10 +21,11 @@ from pydantic import Field, ValidationError
 
 from bough.errors import RequestError
 from bough.models.aliases import Overlay
+from bough.server.apis.answering import ServiceOf
 from bough.server.apis.ollama.wire import Messages, NamedRequest, Options
 from bough.server.http import bounds
 from bough.server.http.errors import format_plain_error
-from bough.server.http.json_routes import ServiceOf, route_class, with_fields
+from bough.server.http.json_routes import route_class, with_fields
 from bough.server.http.streaming import NDJSON, json_line
 from bough.system.threads import run_in_thread
 from bough.types import Message

@@ -19,13 +19,14 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from bough import models
 from bough.errors import DownloadError, ModelNotFound, RequestError, Unavailable
-from bough.models.defaults import NEUTRAL
 from bough.models.fetching.registry import KNOWN
 from bough.models.store import plain_name, tagged_name
+from bough.sampling_params import NEUTRAL
+from bough.server.apis.answering import ServiceOf
 from bough.server.apis.ollama.create import write_modelfile, write_parameters
 from bough.server.apis.ollama.wire import DEFAULTS, CopyRequest, NamedRequest, PullRequest, write_time
 from bough.server.http.errors import format_plain_error, to_http_error
-from bough.server.http.json_routes import ServiceOf, route_class
+from bough.server.http.json_routes import route_class
 from bough.server.http.streaming import NDJSON, cancel_on_disconnect, json_line
 from bough.server.serving.catalog import Catalog, CatalogEntry, human_number
 from bough.system.distribution import VERSION
@@ -107,7 +108,7 @@ async def show(body: NamedRequest, service: ServiceOf) -> Response:
 async def pull(body: PullRequest, request: Request, service: ServiceOf) -> Response:
     """Download a model and stream the progress. A model that is here already is not downloaded again."""
     name = body.wanted
-    is_here = await asyncio.to_thread(service.catalog.has_name, name)
+    is_here = await asyncio.to_thread(service.catalog.names.has_name, name)
     if not is_here and not models.can_pull(name):
         raise ModelNotFound(f"pull model manifest: file does not exist: nothing is known of {name!r}")
     if body.stream is not False:

@@ -10,18 +10,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from bough.errors import RequestError
-from bough.models.defaults import unset_names
-from bough.sampling_params import PARAMETERS, TYPES, SamplingParams
+from bough.models.chat.tools import find_problem
+from bough.prompting.ask import Ask
+from bough.sampling_params import PARAMETERS, TYPES, SamplingParams, unset_names
 from bough.server.http import bounds
 from bough.server.http.json_routes import Wire, with_fields
-from bough.server.serving.ask import Ask
 from bough.server.serving.catalog.overlay import sampling_of
 from bough.server.serving.embedding import EmbedAsk
 from bough.types import Message
@@ -38,11 +37,6 @@ _LONGEST_S = (2**63 - 1) / 1e9  # what a Go duration can hold
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 _DURATION = re.compile(rf"([-+]?)((?:{_PART.pattern})+|0)")
-_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
-_SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SCHEMAS = ("items", "additionalProperties")
-_OTHERS = ("additionalProperties", "unevaluatedProperties", "patternProperties")  # about properties without a name
-_BESIDE = ("$ref", "anyOf", "oneOf", "allOf", "if", "dependentSchemas")  # may name more properties of the same object
 _DEPTHS_OF_THOUGHT = ("low", "medium", "high", "max")
 
 
@@ -103,63 +97,18 @@ def _to_format(value: Any) -> Any:
         return None
     if isinstance(value, dict):
         _check_schema(value)
-        return close_objects(value)
+        return value
     if value == "json":
         return value
     raise ValueError(f"{bounds.show(value)} must be 'json' or a JSON schema object")
 
 
-def close_objects(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with its objects closed: they have only the properties that it names, unless it says otherwise.
-
-    JSON Schema itself allows more, and most schemas that clients make of classes do not forbid it: a weak model would go on
-    with properties of its own until its budget ends. A schema that names one object's properties in several places stays
-    as it is.
-    """
-    with suppress(_SeveralPlaces):
-        schema = _close(schema)
-    return schema
-
-
-class _SeveralPlaces(Exception):
-    pass
-
-
-def _close(schema: Any) -> Any:
-    if not isinstance(schema, dict):
-        return schema
-    all_of = schema.get("allOf")
-    is_composed = isinstance(all_of, list) and len(all_of) > 1
-    if is_composed or ("properties" in schema and any(each in schema for each in _BESIDE)):
-        raise _SeveralPlaces
-    closed = dict(schema)
-    for key, value in schema.items():
-        if key in _SCHEMAS_BY_NAME and isinstance(value, dict):
-            closed[key] = {name: _close(each) for name, each in value.items()}
-        elif key in _SCHEMA_LISTS and isinstance(value, list):
-            closed[key] = [_close(each) for each in value]
-        elif key in _SCHEMAS and isinstance(value, dict):
-            closed[key] = _close(value)
-    return {"type": "object", **closed, "additionalProperties": False} if _is_open(schema) else closed
-
-
-def _is_open(schema: Mapping[str, Any]) -> bool:
-    """Whether this is an object that names its properties, all required ones too, and does not mention others."""
-    named, required = schema.get("properties"), schema.get("required", [])
-    if not isinstance(named, dict) or not isinstance(required, list) or any(each in schema for each in _OTHERS):
-        return False
-    return all(each in named for each in required if isinstance(each, str))
-
-
 def _check_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    function = tool.get("function")
-    if tool.get("type") not in (None, "function") or not isinstance(function, dict):
-        raise ValueError("a tool has type 'function' and an object `function`")
-    if not isinstance(function.get("name"), str) or not function["name"]:
-        raise ValueError("a tool's function has no name")
-    if not isinstance(function.get("parameters"), dict | None):
-        raise ValueError(f"the parameters of {function['name'][:40]!r} must be a JSON schema object")
-    _check_schema(function.get("parameters") or {})
+    if tool.get("type") not in (None, "function"):
+        raise ValueError(f"its type is {bounds.show(tool['type'])}, and must be 'function'")
+    if problem := find_problem(tool.get("function"), needs_parameters=True):
+        raise ValueError(f"function{problem}")
+    _check_schema(tool["function"]["parameters"])
     return {**tool, "type": "function"}
 
 

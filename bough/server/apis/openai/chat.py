@@ -14,13 +14,14 @@ from fastapi.responses import Response
 
 from bough.errors import RequestError
 from bough.models.chat.messages import check_messages
+from bough.prompting.ask import Ask
+from bough.server.apis.answering import SaltOf, ServiceOf, answer_ask, progress_comment, write_logprobs
 from bough.server.apis.openai import wire
 from bough.server.http import bounds
 from bough.server.http.errors import to_http_error
-from bough.server.http.json_routes import SaltOf, ServiceOf, Wire, read_ask, route_class
-from bough.server.http.streaming import EventFrame, Pieces, answer_ask, progress_comment, sse, to_json, write_logprobs
-from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Answered, Ask, Delta, Event, Finished, PromptProgress, ScoredToken
+from bough.server.http.json_routes import Wire, read_ask, route_class
+from bough.server.http.streaming import EventFrame, Pieces, sse, to_json
+from bough.server.serving.answer import Answer, Answered, Delta, Event, Finished, PromptProgress, ScoredToken
 from bough.types import Message, ToolCall
 
 router = APIRouter(route_class=route_class(wire.format_error), tags=["OpenAI"])
@@ -90,8 +91,8 @@ def to_ask(body: OpenAIChatRequest, salt: str) -> Ask:
         raise RequestError(f"top_logprobs is {body.top_logprobs}, and needs logprobs to be true")
     num_alternatives = (body.top_logprobs or 0) if body.logprobs else None
     wanted = body.response_format or ResponseFormat(type="text")
-    schema = wanted.json_schema.schema_ if wanted.json_schema else None
-    answer_format = wire.read_format(wanted.type, schema, "response_format.json_schema")
+    schema, strict = (wanted.json_schema.schema_, wanted.json_schema.strict) if wanted.json_schema else (None, None)
+    answer_format = wire.read_format(wanted.type, schema, strict, "response_format.json_schema")
     return Ask(
         model=body.model,
         messages=read_messages(body.messages),

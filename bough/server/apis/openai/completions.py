@@ -17,13 +17,15 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from bough.errors import RequestError
+from bough.prompting.ask import Ask
+from bough.prompting.echo import EchoedPrompt
+from bough.server.apis.answering import SaltOf, ServiceOf, progress_comment
 from bough.server.apis.openai import wire
 from bough.server.http.bounds import MAX_ANSWERS, MAX_PROMPTS
 from bough.server.http.errors import to_http_error
-from bough.server.http.json_routes import SaltOf, ServiceOf, read_ask, route_class
-from bough.server.http.streaming import EVENT_STREAM, ClosingStream, Pieces, cancel_on_disconnect, progress_comment, sse
-from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Answered, Ask, Delta, EchoedPrompt, Finished, PromptProgress, ScoredToken
+from bough.server.http.json_routes import read_ask, route_class
+from bough.server.http.streaming import EVENT_STREAM, ClosingStream, Pieces, cancel_on_disconnect, sse
+from bough.server.serving.answer import Answer, Answered, Delta, Finished, PromptProgress, ScoredToken
 from bough.server.serving.service import Service
 from bough.system.tasks import gather
 
@@ -52,7 +54,7 @@ async def complete(body: CompletionRequest, request: Request, service: ServiceOf
     if not body.stream:
         answers = await cancel_on_disconnect(request, _complete_all(asks, service))
         return JSONResponse(write_whole(answers, body))
-    first = await cancel_on_disconnect(request, _open_first(asks, service))
+    first = await cancel_on_disconnect(request, _open_first(asks, service), Answer.close)
     return ClosingStream(write_events(first, asks[1:], body, service), EVENT_STREAM, first.close)
 
 
@@ -94,7 +96,7 @@ def to_asks(body: CompletionRequest, salt: str) -> list[Ask]:
 async def _open_first(asks: Sequence[Ask], service: Service) -> Answer:
     """The answer to the first prompt. Raises for any prompt that does not fit, while an error status can still be sent."""
     for ask in asks[1:]:
-        await service.require_fit(ask)
+        await service.tokens.require_fit(ask)
     return await service.open(asks[0])
 
 

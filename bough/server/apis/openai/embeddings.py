@@ -15,10 +15,12 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from bough.errors import RequestError
+from bough.server.apis.answering import SaltOf, ServiceOf
 from bough.server.apis.openai.wire import Name, format_error, make_id, read_texts
 from bough.server.http import bounds
-from bough.server.http.json_routes import SaltOf, ServiceOf, Wire, read_ask, route_class
-from bough.server.http.streaming import cancel_on_disconnect, list_response, write_base64, write_numbers
+from bough.server.http.json_routes import Wire, read_ask, route_class
+from bough.server.http.streaming import cancel_on_disconnect
+from bough.server.http.vectors import list_response, write_base64, write_numbers
 from bough.server.serving.embedding import EmbedAsk, Ranking, RerankAsk
 
 router = APIRouter(route_class=route_class(format_error))

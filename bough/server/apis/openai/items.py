@@ -10,10 +10,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from bough.server.apis.answering import write_logprobs
 from bough.server.apis.openai.wire import LEAST_LOGPROB, count, make_id, write_loop
 from bough.server.http.errors import to_http_error
-from bough.server.http.streaming import to_json, write_logprobs
-from bough.server.serving.ask import Delta, Finished, ScoredToken, Started
+from bough.server.http.streaming import to_json
+from bough.server.serving.answer import Delta, Finished, ScoredToken, Started
 from bough.types import ToolCall
 
 Item = dict[str, Any]

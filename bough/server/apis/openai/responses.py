@@ -16,14 +16,15 @@ from pydantic import Field
 
 from bough.errors import RequestError
 from bough.models.chat.messages import check_messages
-from bough.models.defaults import unset_names
+from bough.prompting.ask import Ask
+from bough.sampling_params import unset_names
+from bough.server.apis.answering import SaltOf, ServiceOf, answer_ask, progress_comment
 from bough.server.apis.openai import wire
 from bough.server.apis.openai.items import ResponseWriter
 from bough.server.http import bounds
-from bough.server.http.json_routes import SaltOf, ServiceOf, Wire, read_ask, route_class
-from bough.server.http.streaming import Pieces, answer_ask, progress_comment, sse
-from bough.server.serving.answer import Answer
-from bough.server.serving.ask import Answered, Ask, Finished, PromptProgress
+from bough.server.http.json_routes import Wire, read_ask, route_class
+from bough.server.http.streaming import Pieces, sse
+from bough.server.serving.answer import Answer, Answered, Finished, PromptProgress
 from bough.types import Message, SamplingParams, Tool
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class TextFormat(Wire):
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
+    strict: bool | None = None
     schema_: Annotated[dict[str, Any], bounds.SMALL_SCHEMA] | None = Field(default=None, alias="schema")
 
 
@@ -108,7 +110,7 @@ def to_ask(body: ResponseRequest, salt: str) -> Ask:
     params = SamplingParams(
         max_tokens=body.max_output_tokens,
         logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
-        format=wire.read_format(wanted.type, wanted.schema_, "text.format.schema"),
+        format=wire.read_format(wanted.type, wanted.schema_, wanted.strict, "text.format.schema"),
         **wire.with_defaults(body.temperature, body.top_p),
     )
     return Ask(

@@ -15,13 +15,15 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from bough.errors import RequestError
-from bough.models.defaults import unset_names
-from bough.sampling_params import PARAMETERS, TYPES, Parameter, SamplingParams
+from bough.models.chat.tools import find_problem
+from bough.prompting.ask import ToolChoice
+from bough.sampling_params import PARAMETERS, TYPES, Parameter, SamplingParams, unset_names
+from bough.server.apis.openai.strict import check_strict
 from bough.server.http import bounds
 from bough.server.http.errors import HttpError
 from bough.server.http.json_routes import Wire, read_json, with_fields
 from bough.server.http.streaming import sse
-from bough.server.serving.ask import Finished, ToolChoice
+from bough.server.serving.answer import Finished
 
 DONE = sse("[DONE]")
 LEAST_LOGPROB = -9999.0  # OpenAI's for a probability of nearly 0; JSON has no infinity
@@ -121,17 +123,19 @@ class Schema(Wire):
     """A JSON schema with the name that clients must give it."""
 
     name: str | None = None
+    strict: bool | None = None
     schema_: Annotated[dict[str, Any], bounds.SMALL_SCHEMA] = Field(alias="schema")
 
 
-def read_format(kind: str, schema: dict[str, Any] | None, place: str) -> str | dict[str, Any] | None:
-    """The format of an answer: text (None), any JSON, or JSON of a schema. Raises RequestError if the schema is missing."""
+def read_format(kind: str, schema: dict[str, Any] | None, strict: bool | None, place: str) -> str | dict[str, Any] | None:
+    """The format of an answer: text (None), any JSON, or JSON of a schema. Raises RequestError for a wrong one."""
     if kind == "text":
         return None
     if kind == "json_object":
         return "json"
     if schema is None:
         raise RequestError(f"{place} is missing, and the type is json_schema")
+    check_strict(strict, schema, place)
     return schema
 
 
@@ -163,16 +167,12 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
         place = f"tools[{number}]"
         if tool.get("type") != "function":
             raise RequestError(f"{place} has the type {bounds.show(tool.get('type'))}, and only 'function' is supported")
-        function = tool.get("function")
-        if not isinstance(function, Mapping):
-            raise RequestError(f"{place}.function is {_kind(function)}, and must be an object")
-        name, parameters = function.get("name"), function.get("parameters")
-        if not isinstance(name, str) or not name:
-            raise RequestError(f"{place}.function.name is {bounds.show(name)}, and must be a text")
-        bounds.check_text(name, f"{place}.function.name", bounds.MAX_NAME_CHARACTERS)
-        if not isinstance(parameters, Mapping | None):
-            raise RequestError(f"{place}.function.parameters is {_kind(parameters)}, and must be a JSON schema")
-        bounds.check_schema(parameters, f"{place}.function.parameters")
+        function = tool.get("function") or {}
+        if problem := find_problem(function, needs_parameters=False):
+            raise RequestError(f"{place}.function{problem}")
+        bounds.check_text(function["name"], f"{place}.function.name", bounds.MAX_NAME_CHARACTERS)
+        bounds.check_schema(function.get("parameters"), f"{place}.function.parameters")
+        check_strict(function.get("strict"), function.get("parameters"), f"{place}.function.parameters")
 
 
 def choose_tool(choice: Any, tools: Sequence[Mapping[str, Any]], is_parallel: bool | None) -> ToolChoice:

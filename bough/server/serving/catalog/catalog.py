@@ -1,9 +1,8 @@
-"""The catalog: the models on this machine as the APIs list them, and the meaning of each name.
+"""The catalog: the models on this machine as the APIs list them.
 
 These are the models in the model folder, and the model that the server was started with, which may be elsewhere. No name
-reaches other files. A name is, in this order: an alias of the settings, a model or an alias in the folder, a name that a
-pattern of the settings matches. Models of the folder with equal files are one: the oldest stands for all of them, so that
-it is loaded once and has one tree. Any thread may call this.
+reaches other files. Models of the folder with equal files are one: the oldest stands for all of them, so that it is loaded
+once and has one tree. Any thread may call this.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import json
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from bough import models
@@ -22,30 +21,17 @@ from bough.cache.disk import DiskError
 from bough.config import Settings
 from bough.errors import ModelError, ModelNotFound, RequestError, SettingsError, UnsupportedModel
 from bough.models import ModelFiles, ModelFolder
-from bough.models.aliases import Alias, AliasRules, Overlay
-from bough.models.sources import find_local
+from bough.models.aliases import AliasRules, Overlay
+from bough.models.fetching.short_names import CatalogueModel, list_catalogue
 from bough.models.store import describe_names, plain_name
 from bough.models.tokenizer import load_tokenizer
 from bough.runtime import gguf_support
-from bough.server.serving.ask import Ask
 from bough.server.serving.catalog.entries import CatalogEntry, InfoMemo, TwinMemo, read_entry
-from bough.server.serving.catalog.overlay import apply_overlay, check_overlay, merge_overlays
+from bough.server.serving.catalog.names import ModelNames, ResolvedName
+from bough.server.serving.catalog.overlay import check_overlay, merge_overlays
 from bough.types import Progress
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ResolvedName:
-    """The model of a name, and the alias if it is not the model's own name."""
-
-    name: str
-    files: ModelFiles
-    alias: Alias | None = None
-
-    @property
-    def overlay(self) -> Overlay:
-        return self.alias.overlay if self.alias else Overlay()
 
 
 class Catalog:
@@ -54,25 +40,26 @@ class Catalog:
     def __init__(self, settings: Settings, named: ModelFiles | None = None) -> None:
         self.store = ModelFolder(settings.models_folder)
         self._settings = settings
-        self._rules = AliasRules(settings.aliases)
         self._trees_folder = settings.trees_folder
         self._outside = named if named is not None and named.folder.parent != self.store.folder else None
+        self._rules = AliasRules(settings.aliases)
+        self.names = ModelNames(self.store, self._rules, self._outside)
         self._infos = InfoMemo(settings)
         self._twins = TwinMemo(settings)
 
     def check_aliases(self) -> None:
         """Raise SettingsError if an alias of the settings stands for nothing. Logs those that hide a model."""
         for name, target in (self._rules.names | self._rules.patterns).items():
-            if self._look_up(target) is None:
-                known = describe_names(self._names() - self._rules.names.keys()) or "no models yet"
+            if self.names.look_up(target) is None:
+                known = describe_names(self.names.all() - self._rules.names.keys()) or "no models yet"
                 raise SettingsError(f"aliases has {name}={target}, and there is no model {target!r}; there are: {known}")
-            if name in self._rules.names and self._look_up(name) is not None:
+            if name in self._rules.names and self.names.look_up(name) is not None:
                 log.warning("the alias %s=%s of the settings hides the model %s in the model folder", name, target, name)
 
     def list(self) -> list[CatalogEntry]:
         """Every model and alias, sorted by name. A model with invalid files is left out, and so are its aliases."""
         stored, found = self.store.list(), list[CatalogEntry]()
-        for name in self._names():
+        for name in self.names.all():
             try:
                 found.append(self.find(name, stored))
             except ModelError as error:
@@ -100,33 +87,13 @@ class Catalog:
 
     def resolve(self, name: str, stored: Sequence[ModelFiles] | None = None) -> ResolvedName:
         """The model of a name; `stored` are those of the folder, if known. Raises ModelNotFound, which lists names."""
-        found = self._stands_for(name)
+        found = self.names.stands_for(name)
         if found is None:
-            known = describe_names(self._names()) or "no models yet"
+            known = describe_names(self.names.all()) or "no models yet"
             raise ModelNotFound(f"model '{name[:200]}' not found; there are: {known}")
         if found.files is not self._outside:
             found = replace(found, files=self._twins.oldest(found.files, self.store.list() if stored is None else stored))
         return replace(found, name=name.removesuffix(":latest"))
-
-    def complete(self, ask: Ask) -> Ask:
-        """The ask with what a created model adds to it, if its name is that of one. Quicker than `resolve`."""
-        found = self._stands_for(ask.model) if ask.model else None
-        if found is None or found.alias is None or found.alias.overlay.is_empty:
-            return ask
-        return apply_overlay(ask, found.alias.overlay)
-
-    def _stands_for(self, name: str) -> ResolvedName | None:
-        plain = name.removesuffix(":latest")
-        target = self._rules.names.get(plain)
-        found = self._look_up(plain if target is None else target)
-        if found is None and target is None and (target := self._rules.match(plain)) is not None:
-            return self._look_up(target)
-        return found
-
-    def has_name(self, name: str) -> bool:
-        """Whether a model or an alias has this very name; patterns do not count."""
-        plain = name.removesuffix(":latest")
-        return plain in self._rules.names or self._look_up(plain) is not None
 
     def files(self, name: str) -> ModelFiles:
         """The files of a name's model. Raises ModelNotFound."""
@@ -142,7 +109,7 @@ class Catalog:
     def aliases_of(self, model: str) -> Sequence[str]:
         """The other names of a model: aliases, and copies with equal files."""
         stored, found = self.store.list(), list[str]()
-        for name in self._names() - {model}:
+        for name in self.names.all() - {model}:
             with suppress(ModelNotFound):
                 if self.resolve(name, stored).files.name == model:
                     found.append(name)
@@ -188,30 +155,16 @@ class Catalog:
         resolved = self.resolve(name)
         return resolved.name == resolved.files.name
 
+    def list_catalogue(self, memory_bytes: int) -> Sequence[CatalogueModel]:
+        """What can be fetched by a short name, as it would be fetched here, on a machine with this much memory."""
+        return list_catalogue(memory_bytes, gguf_support(self._settings).is_preferred)
+
     def pull(self, name: str, progress: Progress) -> None:
         """Download a model, in the calling thread. Raises ModelNotFound or DownloadError."""
         models.pull(name, self._settings, gguf_support(self._settings), progress)
 
-    def _look_up(self, name: str) -> ResolvedName | None:
-        """The model or alias of that very name; None if there is none, or the name is not valid."""
-        if self._is_outside(name):
-            assert self._outside is not None
-            return ResolvedName(name, self._outside)
-        try:
-            files = find_local(self.store, name)
-            return ResolvedName(name, files, self.store.find_alias(name)) if files else None
-        except ModelNotFound:
-            return None
-
-    def _names(self) -> set[str]:
-        outside = {self._outside.name} if self._outside else set()
-        return outside | self.store.names() | set(self._rules.names)
-
-    def _is_outside(self, name: str) -> bool:
-        return self._outside is not None and name.removesuffix(":latest") == self._outside.name
-
     def _refuse_outside(self, name: str, what: str) -> None:
-        if self._is_outside(name):
+        if self.names.is_outside(name):
             raise RequestError(f"the model '{name}' lies outside the model folder, and cannot be {what} there")
 
     def _refuse_rule(self, name: str, what: str) -> None:

@@ -15,8 +15,8 @@ from bough.models.aliases import Overlay
 from bough.models.chat.go_template import to_jinja
 from bough.models.chat.messages import SYSTEM_ROLES, check_messages
 from bough.models.tokenizer import Tokenizer
+from bough.prompting.ask import Ask
 from bough.sampling_params import PARAMETERS, SamplingParams
-from bough.server.serving.ask import Ask
 from bough.types import Message
 
 _ANY_SEED = -1

@@ -28,6 +28,7 @@ from bough.server.serving.events.frames import (
     usage_of,
     write_nodes,
 )
+from bough.server.serving.events.messages import MessageFinder
 from bough.server.serving.events.reader import MOST_BEHIND, EventReader, TreeNews
 from bough.server.serving.loaded import LoadedModel
 from bough.server.serving.loaded.progress import FollowedRequests, LiveRequests, RequestProgress
@@ -68,12 +69,13 @@ class ModelFeed:
     ) -> None:
         self.loaded = loaded
         self._generator = loaded.generator
-        self._tree = self._generator.tree
+        self._tree = loaded.tree
         self._requests = requests
         self._followed = FollowedRequests(loaded.name)
         self._readers = readers
         self._clock = clock
         self._cached_decode = lru_cache(_MOST_TEXTS)(self._decode)
+        self._finder = MessageFinder(self._generator.facts.prompts.tokenizer)
         self._watch = self._tree.watch()
         self._mirror = TreeNews(is_reset=True)  # every node as it was sent last
         self._known: dict[RequestProgress, _Known] = {}
@@ -137,7 +139,7 @@ class ModelFeed:
         salts = {each.salt for each in self._readers() if each.salt is not None and each.sees(self.loaded.name)}
         found = await self._watch.look([_to_watch(*each) for each in known.items()], salts)
         if found.changes.is_reset or found.changes.roots:
-            pieces = await asyncio.to_thread(write_nodes, found.changes, self._cached_decode)
+            pieces = await asyncio.to_thread(write_nodes, found.changes, self._cached_decode, self._finder.find)
             self._send_tree(found.changes.is_reset, pieces)
         for progress, each in known.items():
             self._send_request(progress, found.seen.get(each.number, _UNSEEN))
@@ -152,7 +154,7 @@ class ModelFeed:
                 known.packed = (each.prompt + Tokens.of(each.answer_ids)).key
 
     def _decode(self, packed: bytes) -> str:
-        return self._generator.prompts.decode(unpack(packed))
+        return self._generator.facts.prompts.decode(unpack(packed))
 
     def _send_tree(self, is_reset: bool, pieces: NodePieces) -> None:
         if is_reset:

@@ -6,22 +6,21 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TypeVar
 
 from bough.config import Settings
 from bough.errors import RequestError
 from bough.models import ModelFiles
-from bough.models.prompts import Prompts
+from bough.prompting.prompt import ModelFacts
 from bough.runtime import EncoderRuntime, Runtime, load_any
 from bough.runtime.embedding import WINDOW, EncoderTexts
 from bough.scheduling.worker import Limits, Worker
 from bough.server.serving.catalog import CatalogEntry
-from bough.server.serving.model.contract import Generator
+from bough.server.serving.model.contract import Generator, ServedTree
 from bough.server.serving.model.embedder import InProcessEmbedder, ServedEmbedder
-from bough.server.serving.model.in_process import InProcessGenerator
-from bough.server.serving.prompting.prompt import ModelFacts
+from bough.server.serving.model.in_process import InProcessTree
 from bough.server.serving.remote.model import RemoteModel, RemoteWorker
 from bough.system.threads import lower_priority
 from bough.types import Progress
@@ -64,8 +63,8 @@ class PromptThreads:
 class LoadedModel:
     """A model in memory. `num_bytes` is the memory of its weights; `expires_s` is None if it stays for ever.
 
-    `runs_on` is the engine's description of itself. `generator`, `embedder` and `reranker` raise RequestError for a model
-    of another kind.
+    `runs_on` is the engine's description of itself. `generator`, `tree`, `embedder` and `reranker` raise RequestError for a
+    model of another kind.
     """
 
     name: str
@@ -83,49 +82,31 @@ class LoadedModel:
     @property
     def generates(self) -> bool:
         """Whether the model generates text, and so has a tree."""
-        return self._generator is not None
+        return isinstance(self.runtime, Runtime | RemoteModel)
 
     @property
     def generator(self) -> Generator:
-        if self._generator is None:
-            raise RequestError(f"the model {self.name} generates no text: it is for embeddings, or for ranking texts")
         return self._generator
 
-    @cached_property
-    def _generator(self) -> Generator | None:
-        if isinstance(self.runtime, RemoteModel):
+    @property
+    def _generator(self) -> Runtime | RemoteModel:
+        if isinstance(self.runtime, Runtime | RemoteModel):
             return self.runtime
-        return InProcessGenerator(self.runtime) if isinstance(self.runtime, Runtime) else None
+        raise RequestError(f"the model {self.name} generates no text: it is for embeddings, or for ranking texts")
+
+    @cached_property
+    def tree(self) -> ServedTree:
+        found = self._generator
+        return InProcessTree(found) if isinstance(found, Runtime) else found.tree
 
     def facts(self, template: str | None = None) -> ModelFacts:
         """The facts that prompts depend on, with another chat template if given. Raises RequestError for an encoder."""
-        generator, abilities = self.generator, self.info.capabilities
-        own = ModelFacts(
-            self.name,
-            generator.prompts,
-            generator.context_tokens,
-            knows_tools="tools" in abilities,
-            knows_thinking="thinking" in abilities,
-            has_template=bool(self.info.template),
-            max_tokens=generator.max_tokens,
-            defaults=generator.defaults,
-        )
-        if not template:
-            return own
-        prompts = self._with_template(template)
-        found = prompts.tokenizer.template
-        return replace(
-            own,
-            prompts=prompts,
-            knows_tools=found.supports_tools,
-            knows_thinking=found.supports_thinking,
-            has_template=True,
-        )
+        return self._with_template(template) if template else self.generator.facts
 
     @cached_property
-    def _with_template(self) -> Callable[[str], Prompts]:
-        """The prompts with another chat template, the last ones of which are kept. Any thread may call it."""
-        return lru_cache(_KEPT_TEMPLATES)(self.generator.prompts.with_template)
+    def _with_template(self) -> Callable[[str], ModelFacts]:
+        """The facts with another chat template, the last ones of which are kept. Any thread may call it."""
+        return lru_cache(_KEPT_TEMPLATES)(self.generator.facts.with_template)
 
     @property
     def embedder(self) -> ServedEmbedder:

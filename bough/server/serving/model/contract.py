@@ -17,8 +17,8 @@ from bough.cache.admin.watch import TreeChanges, TreePosition
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.steps import Steps
 from bough.generate.request import Request
-from bough.models.defaults import ModelDefaults
-from bough.models.prompts import EncodedPrompt, Prompts
+from bough.models.prompts import EncodedPrompt
+from bough.prompting.prompt import ModelFacts
 from bough.scheduling.job import Listener
 from bough.types import Completion
 
@@ -145,25 +145,14 @@ class ServedTree(Protocol):
 
 
 class Generator(Protocol):
-    @property
-    def prompts(self) -> Prompts: ...
+    """A model that generates text: a runtime of this process, or one at replicas."""
 
     @property
-    def defaults(self) -> ModelDefaults: ...
-
-    @property
-    def context_tokens(self) -> int: ...
-
-    @property
-    def max_tokens(self) -> int:
-        """The most tokens of an answer without a limit of its own; 0: by the context."""
+    def facts(self) -> ModelFacts: ...
 
     @property
     def stores_answers(self) -> bool:
         """Whether the state of answers is kept for reuse."""
-
-    @property
-    def tree(self) -> ServedTree: ...
 
     def prepare(self, request: Request, listener: Listener) -> PreparedRequest:
         """Check a request. Any thread may call it. Raises RequestError or PromptTooLong."""

@@ -1,4 +1,4 @@
-"""A model whose engine runs in this process: requests go to its worker, and work on the tree runs on its thread."""
+"""The tree of a model whose engine runs in this process: work on it runs on the engine's thread."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from bough.cache.prefix_cache import PrefixCache
 from bough.cache.steps import Steps
 from bough.errors import BoughError
 from bough.generate.request import Request
-from bough.models.defaults import ModelDefaults
-from bough.models.prompts import EncodedPrompt, Prompts
+from bough.models.prompts import EncodedPrompt
 from bough.runtime import Runtime
-from bough.scheduling.job import Job, Listener, RequestNews
-from bough.server.serving.model.contract import Look, NodeWork, PreparedRequest, RequestPosition, WatchedRequest
+from bough.scheduling.job import RequestNews
+from bough.server.serving.model.contract import Look, NodeWork, RequestPosition, WatchedRequest
 from bough.system.tasks import wait_for
 from bough.system.threads import lower_priority, run_in_thread, write_in_thread
 from bough.types import Completion, SamplingParams
@@ -30,27 +29,6 @@ Result = TypeVar("Result")
 ONLY = ""  # the name of the only tree, where there are no replicas
 
 _RATE_TOKENS = 1024
-
-
-class InProcessGenerator:
-    """Implements `Generator` by a runtime."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self.prompts: Prompts = runtime.prompts
-        self.defaults: ModelDefaults = runtime.defaults
-        self.context_tokens = runtime.engine.context_tokens
-        self.max_tokens = runtime.settings.max_tokens
-        self.stores_answers = runtime.prefix_cache.is_enabled
-        self.tree = InProcessTree(runtime)
-        self._worker = runtime.worker
-
-    def prepare(self, request: Request, listener: Listener) -> Job:
-        return self._runtime.prepare(request, listener)
-
-    def submit(self, prepared: PreparedRequest) -> None:
-        assert isinstance(prepared, Job)
-        self._worker.submit(prepared)
 
 
 class InProcessTree:
@@ -71,7 +49,7 @@ class InProcessTree:
         return {**self._worker.snapshot(), **exact} if salt is None else exact
 
     async def view(self, salt: str | None) -> TreeView:
-        return self._handle.view(await self._run(lambda: take_records(self._cache.forest, self._cache.clock.now, salt)))
+        return self._handle.view(await self._run(lambda: take_records(self._cache, self._cache.clock.now, salt)))
 
     async def look_up(self, prompt: bytes, salt: str) -> Mapping[str, Lookup]:
         return {ONLY: await self._call(lambda: self._handle.look_up(prompt, salt))}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from bough.cache.admin.watch import TreeChanges
 from bough.cache.disk.keys import PageKeys
-from bough.cache.tree.census import NodeRecord
+from bough.cache.residency.census import NodeRecord
 from bough.cache.tree.state import Tier
 from bough.cache.tree.tokens import TOKEN_BYTES
 from bough.routing import PageNote

@@ -18,7 +18,7 @@ from bough.runtime import Runtime
 from bough.runtime.embedding import ComputedText
 from bough.scheduling.job import Job
 from bough.server.serving.model.embedder import InProcessEmbedder
-from bough.server.serving.model.in_process import InProcessGenerator
+from bough.server.serving.model.in_process import InProcessTree
 from bough.server.serving.remote.archives import Archives
 from bough.server.serving.remote.copying import PrefixCopier
 from bough.server.serving.remote.held_pages import HeldPages, Notes, make_keys
@@ -57,15 +57,15 @@ class ReplicaHost:
     ) -> None:
         self.name = name
         self._runtime = runtime
-        self._generator = InProcessGenerator(runtime)
+        self._tree = InProcessTree(runtime)
         self._copier = PrefixCopier(runtime.prefix_cache, runtime.worker, replicas, clock)
         self._clock = clock
         self._inbox: Inbox[Message] = Inbox(asyncio.get_running_loop())
         self._watch = TreeWatch(runtime.prefix_cache)
         self._pages = HeldPages(make_keys(secret), needs_points=runtime.prefix_cache.memory.needs_points)
         self._running: dict[str, Job] = {}  # by their ids
-        self._watches = Watches(self._generator.tree, self._running.get)
-        self._archives = Archives(self._generator.tree, runtime.settings)
+        self._watches = Watches(self._tree, self._running.get)
+        self._archives = Archives(self._tree, runtime.settings)
         self._operations: dict[str, Callable[..., Awaitable[Any]]] = {
             "embed": self._embed,
             "stats": self._read_stats,
@@ -81,7 +81,7 @@ class ReplicaHost:
         self._salts: dict[str, None] = {"": None}  # used here: trees on disk do not store theirs
 
     def facts(self) -> ReplicaFacts:
-        engine, generator = self._runtime.engine, self._generator
+        engine = self._runtime.engine
         return ReplicaFacts(
             engine.info,
             engine.context_tokens,
@@ -89,8 +89,8 @@ class ReplicaHost:
             engine.state_size,
             engine.has_host,
             engine.describe(),
-            generator.max_tokens,
-            generator.stores_answers,
+            self._runtime.settings.max_tokens,
+            self._runtime.stores_answers,
         )
 
     @property
@@ -114,8 +114,8 @@ class ReplicaHost:
             if asked.copy is not None and asked.copy.source != self.name:
                 await self._copier.wait_for_copy(request, asked.copy)
             listener = partial(self._inbox.put, mailbox)
-            running = await asyncio.to_thread(self._generator.prepare, request, listener)
-            self._generator.submit(running)
+            running = await asyncio.to_thread(self._runtime.prepare, request, listener)
+            self._runtime.submit(running)
             self._running[asked.request_id] = running
             while True:
                 messages = await mailbox.take()
@@ -148,11 +148,11 @@ class ReplicaHost:
         if operation.name in self._operations:
             return await self._operations[operation.name](*operation.arguments)
         assert operation.name in _TREE_OPERATIONS, operation.name
-        result = await getattr(self._generator.tree, operation.name)(*operation.arguments)
+        result = await getattr(self._tree, operation.name)(*operation.arguments)
         return result.records if isinstance(result, TreeView) else result
 
     async def _read_stats(self, salt: str | None) -> dict[str, Any]:
-        figures = await self._generator.tree.stats(salt)
+        figures = await self._tree.stats(salt)
         return {**figures, **asdict(self._copier.counts)} if salt is None else figures
 
     async def _embed(self, ids: list[int], salt: str, tenant: str) -> ComputedText:

@@ -13,9 +13,10 @@ from typing import Any
 
 from bough.errors import BoughError, EngineError, RequestError, ShuttingDown, Unavailable
 from bough.generate.request import Request
-from bough.models.defaults import ModelDefaults
 from bough.models.prompts import Prompts
+from bough.prompting.prompt import ModelFacts
 from bough.runtime.embedding import ComputedText, TextTokenizer
+from bough.sampling_params import ModelDefaults
 from bough.scheduling.job import Listener
 from bough.server.serving.model.contract import PreparedRequest
 from bough.server.serving.remote.replicas import Operation, RemoteRequest, ReplicaFacts, ReplicaLost, Replicas
@@ -52,6 +53,7 @@ class RemoteModel:
 
     def __init__(
         self,
+        name: str,
         replicas: Replicas,
         facts: ReplicaFacts,
         prompts: Prompts,
@@ -59,10 +61,7 @@ class RemoteModel:
         digest_pages: DigestPages = lambda tokens, salt: (),
     ) -> None:
         self.engine = facts
-        self.prompts = prompts
-        self.defaults = defaults
-        self.context_tokens = facts.context_tokens
-        self.max_tokens = facts.max_tokens
+        self.facts = ModelFacts(name, prompts, facts.context_tokens, facts.max_tokens, defaults)
         self.stores_answers = facts.stores_answers
         self.worker = RemoteWorker()
         self.tree = RemoteTrees(replicas, prompts, lambda: self.worker.figures)
@@ -77,7 +76,7 @@ class RemoteModel:
     def embedder(self) -> RemoteEmbedder:
         if not self.engine.state_size:
             raise RequestError(f"{self.engine.info.model} has no embeddings: it has no output layer that is known")
-        return RemoteEmbedder(self.prompts, self.engine, self._replicas, self._texts)
+        return RemoteEmbedder(self.facts.prompts, self.engine, self._replicas, self._texts)
 
     def prepare(self, request: Request, listener: Listener) -> FollowedRequest:
         digests = self._digest_pages(request.tokens, request.salt)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from bough.cache.admin.watch import RootChanges, TreeChanges
-from bough.cache.tree.census import NodeRecord
+from bough.cache.residency.census import NodeRecord
 from bough.cache.tree.tokens import cut
 from bough.errors import BoughError
 from bough.scheduling.job import Job

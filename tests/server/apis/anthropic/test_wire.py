@@ -11,11 +11,12 @@ from anthropic.types import Message
 from pydantic import ValidationError
 
 from bough.errors import EngineError, RequestError
-from bough.models.defaults import NEUTRAL
+from bough.prompting.ask import ToolChoice
+from bough.sampling_params import NEUTRAL
 from bough.server.apis.anthropic.messages import MessageStream, format_error, write_events, write_usage, write_whole
 from bough.server.apis.anthropic.wire import CountRequest, MessagesRequest, drop_accounting, read_messages, to_ask
 from bough.server.http.errors import HttpError
-from bough.server.serving.ask import Answered, Delta, Finished, PromptProgress, Started, ToolCall, ToolChoice
+from bough.server.serving.answer import Answered, Delta, Finished, PromptProgress, Started, ToolCall
 from bough.types import Completion, Usage
 from tests.server.scripted_answer import LOOP, collect, finish, script
 

@@ -15,7 +15,7 @@ import pytest
 
 from bough.config import Settings
 from bough.errors import Unavailable
-from bough.server.http.logs import JsonFormatter
+from bough.server.logs import JsonFormatter
 from bough.server.serving.transfers import make_file, require_room
 from bough.system.resources import free_disk_bytes
 from tests.cache.admin.members import read_members, write_members
@@ -89,6 +89,18 @@ def test_a_drawing_has_no_more_columns_than_it_may_have(client: httpx.Client) ->
     assert max(map(len, narrow.splitlines())) <= 50 and SYSTEM.strip() not in narrow
     for width in (39, 1001, "x"):
         assert client.get("/api/cache/tree", params={"format": "text", "width": width}).status_code == 400
+
+
+def test_a_drawing_has_the_levels_and_the_edges_that_were_asked_for(client: httpx.Client) -> None:
+    chat(client, "What else?")
+    chat(client, "What now?")
+
+    def draw(**params: int) -> list[str]:
+        return client.get("/api/cache/tree", params={"format": "text", **params}).text.splitlines()[1:]
+
+    assert len(draw(depth=1)) == 2 and "branches" in draw(depth=1)[1]
+    assert draw(min_tokens=9_999) == ["└─ … 2 ends of fewer than 9,999 tokens"]
+    assert client.get("/api/cache/tree", params={"depth": 0}).status_code == 400
 
 
 def test_a_prompt_is_explained_as_the_chat_would_find_it(client: httpx.Client) -> None:

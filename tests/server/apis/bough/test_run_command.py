@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bough.errors import RequestError
+from bough.prompting.ask import Ask
 from bough.server.apis.bough.run_command import RunBody
-from bough.server.serving.ask import Ask
 from bough.types import SamplingParams
 
 USER = {"role": "user", "content": "Hello"}

@@ -10,7 +10,7 @@ import pytest
 
 from bough.errors import TimedOut
 from bough.server.apis.ollama.answers import LineWriter, write_chat, write_lines, write_response
-from bough.server.serving.ask import Delta, Event, Finished, PromptProgress, Started, ToolCall
+from bough.server.serving.answer import Delta, Event, Finished, PromptProgress, Started, ToolCall
 from bough.tokens import Tokens
 from bough.types import Completion, Timings, Usage
 from tests.server.scripted_answer import LOOP

@@ -10,11 +10,13 @@ import openai
 import pytest
 
 from bough.errors import EngineError, PromptTooLong, RequestError
-from bough.models.defaults import NEUTRAL
+from bough.prompting.ask import ToolChoice
+from bough.prompting.forced_calls import schema_of_call
+from bough.sampling_params import NEUTRAL
 from bough.server.apis.openai.chat import OpenAIChatRequest, to_ask, write_events, write_whole
 from bough.server.apis.openai.wire import format_error
 from bough.server.http.errors import to_http_error
-from bough.server.serving.ask import Answered, Delta, PromptProgress, ToolChoice
+from bough.server.serving.answer import Answered, Delta, PromptProgress
 from bough.types import SamplingParams
 from tests.server.scripted_answer import LOOP, THOUGHT, WEATHER, collect, finish, parse, script
 from tests.server.servers import Address
@@ -326,6 +328,12 @@ BAD = {
     "stop": {"stop": 5},
     "tools[0]": {"tools": [{"type": "search"}]},
     "tools[0].function.name": {"tools": [{"type": "function", "function": {}}]},
+    "tools[0].function.parameters.type": {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]
+    },
+    "tools[0].function.parameters": {
+        "tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "object"}}}]
+    },
 }
 
 
@@ -370,6 +378,44 @@ def test_a_schema_that_cannot_be_followed_is_refused(ask: Any) -> None:
 
     with pytest.raises(openai.BadRequestError):
         ask(response_format={"type": "json_schema", "json_schema": schema})
+
+
+CLOSED = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+OPTIONAL = {**CLOSED, "required": []}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "object"}, r"json_schema needs additionalProperties to be false, because strict"),
+        ({"properties": {}}, r"json_schema needs additionalProperties to be false, because strict"),
+        (OPTIONAL, r"json_schema needs 'a' in required"),
+        ({**CLOSED, "properties": {"a": OPTIONAL}}, r"json_schema \(at properties\.a\) needs 'a' in required"),
+        ({"type": "array", "items": {"anyOf": [CLOSED, OPTIONAL]}}, r"\(at items\.anyOf\[1\]\) needs 'a'"),
+        ({"$ref": "#/$defs/A", "$defs": {"A": OPTIONAL}}, r"\(at \$defs\.A\) needs 'a'"),
+    ],
+)
+def test_a_strict_schema_closes_its_objects_and_requires_what_they_name(schema: dict[str, Any], reason: str) -> None:
+    def wanted(**more: Any) -> dict[str, Any]:
+        return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}
+
+    with pytest.raises(RequestError, match=rf"^response_format\.{reason}|^response_format\.json_schema {reason}"):
+        to_ask(body(response_format=wanted(strict=True)), "")
+    assert to_ask(body(response_format=wanted(strict=False)), "").params.format == schema
+    assert to_ask(body(response_format=wanted()), "").params.format == schema
+
+
+def test_a_strict_schema_that_is_right_is_followed_and_the_rest_of_a_schema_is_data() -> None:
+    schema = {**CLOSED, "properties": {"a": {"enum": [{"properties": {}}], "default": {"type": "object"}}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    assert to_ask(body(response_format=wanted), "").params.format == schema
+
+
+def test_a_tool_may_leave_out_its_parameters_and_then_has_no_arguments() -> None:
+    tool = {"type": "function", "function": {"name": "now"}}
+    asked = to_ask(body(tools=[tool], tool_choice="required"), "")
+    forced = schema_of_call(asked.tools, asked.tool_choice.name)
+    assert forced["properties"]["arguments"] == {"properties": {}, "type": "object"}
 
 
 def test_unknown_fields_are_ignored(ask: Any) -> None:

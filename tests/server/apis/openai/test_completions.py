@@ -10,6 +10,8 @@ import openai
 import pytest
 
 from bough.errors import RequestError
+from bough.prompting.ask import Ask
+from bough.prompting.echo import EchoedPrompt
 from bough.server.apis.openai.completions import (
     CompletionRequest,
     LogprobList,
@@ -18,7 +20,7 @@ from bough.server.apis.openai.completions import (
     write_whole,
 )
 from bough.server.apis.openai.wire import read_texts
-from bough.server.serving.ask import Answered, Ask, Delta, EchoedPrompt, Finished, ScoredToken
+from bough.server.serving.answer import Answered, Delta, Finished, ScoredToken
 from tests.server.scripted_answer import LOOP, collect, finish, parse, script
 from tests.server.servers import Address, StartServer
 

@@ -10,9 +10,9 @@ import openai
 import pytest
 
 from bough.errors import EngineError, RequestError
-from bough.models.defaults import NEUTRAL
+from bough.sampling_params import NEUTRAL
 from bough.server.apis.openai.responses import ResponseRequest, read_input, to_ask, write_events, write_whole
-from bough.server.serving.ask import Answered, Delta, ScoredToken
+from bough.server.serving.answer import Answered, Delta, ScoredToken
 from bough.types import SamplingParams
 from tests.server.scripted_answer import LOOP, THOUGHT, WEATHER, collect, finish, parse, script
 from tests.server.servers import Address

@@ -14,7 +14,7 @@ from bough.config import Settings
 from bough.errors import ModelNotFound, RequestError, SettingsError, UnsupportedModel
 from bough.models import ModelFiles, ModelFolder
 from bough.models.aliases import Overlay
-from bough.server.serving.ask import Ask
+from bough.prompting.ask import Ask
 from bough.server.serving.catalog import Catalog, human_number
 from tests.models.tiny_tokenizer import THINKS, byte_level
 from tests.tiny_models import make_folder, make_model
@@ -155,9 +155,9 @@ def test_aliases_are_listed_and_stand_for_one_model(settings, store, folder):
     assert {catalog.files(name).name for name in (*listed, "claude-x", "gpt-4o:latest")} == {"tiny"}
     assert catalog.aliases_of("tiny") == ["gpt-4o", "made", "other"]
     assert catalog.find("claude-x").name == "claude-x"
-    asked = catalog.complete(Ask("claude-x", messages=[{"role": "user", "content": "Hello"}]))
+    asked = catalog.names.complete(Ask("claude-x", messages=[{"role": "user", "content": "Hello"}]))
     assert asked.messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
-    assert all(catalog.complete(ask) is ask for ask in (Ask("tiny", text="a"), Ask("nobody", text="a")))
+    assert all(catalog.names.complete(ask) is ask for ask in (Ask("tiny", text="a"), Ask("nobody", text="a")))
     assert catalog.find("other").digest == catalog.find("tiny").digest != catalog.find("made").digest
     assert catalog.find("made").license == "mine"
     catalog.check_aliases()
@@ -167,7 +167,7 @@ def test_a_name_that_only_a_pattern_matches_is_not_here(settings, store, folder)
     add(store, "tiny", folder)
     catalog = Catalog(replace(settings, aliases="gpt-4o=tiny, *=tiny"))
 
-    assert [name for name in ("tiny", "tiny:latest", "gpt-4o", "qwen3:4b", "../up") if catalog.has_name(name)] == [
+    assert [name for name in ("tiny", "tiny:latest", "gpt-4o", "qwen3:4b", "../up") if catalog.names.has_name(name)] == [
         "tiny",
         "tiny:latest",
         "gpt-4o",

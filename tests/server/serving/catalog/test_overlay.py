@@ -7,7 +7,7 @@ import pytest
 from bough.errors import RequestError
 from bough.models.aliases import Overlay
 from bough.models.tokenizer import Tokenizer
-from bough.server.serving.ask import Ask
+from bough.prompting.ask import Ask
 from bough.server.serving.catalog.overlay import apply_overlay, check_overlay, merge_overlays
 from bough.types import SamplingParams
 from tests.models.tiny_tokenizer import CHATML, THINKS, byte_level

@@ -14,8 +14,8 @@ import pytest
 from bough.config import Settings
 from bough.errors import ShuttingDown, Unavailable
 from bough.models import ModelFiles
+from bough.prompting.ask import Ask
 from bough.server.app import make_service
-from bough.server.serving.ask import Ask
 from bough.server.serving.events import feed
 from bough.server.serving.events.hub import MOST_OF_ONE, MOST_READERS
 from bough.server.serving.events.reader import EventReader
@@ -134,7 +134,7 @@ def test_without_readers_nothing_is_collected(play: Callable[..., None]) -> None
         client = Client(service)
         await ask(service, "one text")
         await client.read_until(count_done)
-        census = service.models.list()[0].runtime.prefix_cache.forest.census
+        census = service.models.list()[0].runtime.prefix_cache.memory.census
         assert len(census.watchers) == 1
 
         client.leave()

@@ -45,7 +45,7 @@ def play(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
             made.append(replicas)
             facts = await replicas.read_facts()
             prompts = Prompts(load_tokenizer(files, False), facts.vocab_size)
-            return RemoteModel(replicas, facts, prompts, read_defaults(files))
+            return RemoteModel(files.name, replicas, facts, prompts, read_defaults(files))
 
         return connect()
 

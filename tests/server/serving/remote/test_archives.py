@@ -12,8 +12,8 @@ from bough.cache.admin.archive import measure_archive
 from bough.cache.disk import DiskError
 from bough.config import Settings
 from bough.errors import RequestError, Unavailable
+from bough.prompting.ask import Ask
 from bough.server.serving import transfers
-from bough.server.serving.ask import Ask
 from bough.server.serving.model.in_process import InProcessTree
 from bough.server.serving.remote import archives
 from bough.server.serving.remote.archives import Archives

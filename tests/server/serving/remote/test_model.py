@@ -11,8 +11,9 @@ from prometheus_client import generate_latest
 
 from bough.cache.admin.nodes import read_node
 from bough.errors import EngineError, EngineStuck, PromptTooLong, RequestError, ShuttingDown, Unavailable
+from bough.prompting.ask import Ask
 from bough.server.apis.bough.health import status_of
-from bough.server.serving.ask import Ask, Delta, Finished
+from bough.server.serving.answer import Delta, Finished
 from bough.server.serving.cache import NodeName
 from bough.server.serving.embedding import EmbedAsk
 from bough.server.serving.remote.held_pages import ROUTED_TOKENS, digest_prompt, make_keys
@@ -202,7 +203,7 @@ def test_a_replica_that_cannot_answer_is_left_out_but_not_when_trees_are_cleared
 def test_without_replicas_the_server_says_so_and_goes_on(play: Any) -> None:
     async def scene(service: Service, replicas: LocalReplicas) -> None:
         async def until(is_ready: bool) -> None:
-            await replicas.reads.until(lambda: service.has_replicas is is_ready)
+            await replicas.reads.until(lambda: service.health.has_replicas is is_ready)
 
         await until(True)
         hosts, replicas.hosts = replicas.hosts, {}
@@ -210,7 +211,7 @@ def test_without_replicas_the_server_says_so_and_goes_on(play: Any) -> None:
         with pytest.raises(Unavailable, match="no replica is ready"):
             await service.cache.stats(None, None)
         assert b"bough_models_loaded 1.0" in generate_latest(service.metrics.registry)
-        assert (service.disk_state, service.disk_problem, service.is_stuck) == ("off", "", False)
+        assert (service.health.disk_state, service.health.disk_problem, service.health.is_stuck) == ("off", "", False)
         assert status_of(SimpleNamespace(), service) == "no replica"
         replicas.hosts = hosts
         await until(True)

@@ -13,7 +13,7 @@ import pytest
 from bough.cache.admin.nodes import evict_node, keep_node, read_node
 from bough.cache.tree.tokens import num_tokens
 from bough.errors import NodeNotFound, RequestError
-from bough.server.serving.ask import Ask
+from bough.prompting.ask import Ask
 from bough.server.serving.cache import NodeName
 from bough.server.serving.loaded.progress import RecordSlot, current_slot
 from bough.server.serving.model.contract import TEXT_TOKENS, Look, WatchedRequest
@@ -71,7 +71,7 @@ async def until_looked(replicas: LocalReplicas, name: str) -> None:
 
 def num_watchers(host: ReplicaHost) -> int:
     """How many note what changes in the tree of a replica; one of them tells the router."""
-    return sum(not each.is_over for each in host._runtime.prefix_cache.forest.census.watchers)
+    return sum(not each.is_over for each in host._runtime.prefix_cache.memory.census.watchers)
 
 
 def test_a_reader_sees_the_trees_of_all_replicas_and_where_each_request_is(play: Any) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from bough.server.serving.prompting import truncation
-from bough.server.serving.prompting.truncation import STRIDE
+from bough.prompting import truncation
+from bough.prompting.truncation import STRIDE
 from bough.types import Message
 
 LIMIT = 100

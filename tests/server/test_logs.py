@@ -12,7 +12,7 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from bough.server.http.logs import JsonFormatter, LineFormatter, LogsMiddleware
+from bough.server.logs import JsonFormatter, LineFormatter, LogsMiddleware
 from bough.server.serving.loaded.progress import RequestRecord, note_record
 from bough.server.serving.metrics import Metrics
 from bough.types import Usage

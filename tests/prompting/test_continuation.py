@@ -6,7 +6,7 @@ import pytest
 
 from bough.models.prompts import Prompts
 from bough.models.tokenizer import Tokenizer
-from bough.server.serving.prompting.prompt import continue_context
+from bough.prompting.prompt import continue_context
 from tests.models.tiny_tokenizer import ALTERNATES, CHATML, byte_level
 
 HELLO = {"role": "user", "content": "Hello"}
@@ -24,7 +24,7 @@ def make_prompts(template: str) -> Prompts:
 
 
 def continue_text(prompts: Prompts, messages, **options) -> str:
-    context = prompts.encode("One two", raw=True).tokens
+    context = prompts.encode("One two").tokens
     ids = continue_context(prompts, context, messages, **options)
     assert ids[: len(context)] == list(context)
     return prompts.decode(ids[len(context) :])
@@ -45,7 +45,7 @@ def test_thinking_is_turned_off_after_a_context_as_well():
 
 def test_markers_in_the_next_message_are_plain_text():
     prompts = make_prompts(CHATML)
-    (mark,) = prompts.encode("<|im_end|>", raw=True).tokens
+    (mark,) = prompts.encode("<|im_end|>").tokens
 
     ids = continue_context(prompts, [], [{"role": "user", "content": "<|im_end|>"}])
 

@@ -1,25 +1,28 @@
-"""From an ask to a request: renders messages, tools and thinking, encodes them, and checks that they fit the context."""
+"""From what a client asks to what is to be computed, for the library and the server.
+
+Messages, tools and thinking are rendered and encoded, parameters get the model's own defaults, and the prompt must fit the
+context.
+"""
 
 from __future__ import annotations
 
-import codecs
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 from bough.errors import PromptTooLong, RequestError
 from bough.generate.request import Request, default_max_tokens
+from bough.models.chat.boundaries import common_length
 from bough.models.chat.messages import prepare_messages
-from bough.models.defaults import NO_DEFAULTS, ModelDefaults
 from bough.models.encoder import UNLIMITED, PromptLimit
 from bough.models.prompts import EncodedPrompt, Prompts
-from bough.models.tokenizer import Tokenizer
-from bough.sampling_params import TO_THE_END
-from bough.server.serving.ask import Ask, EchoedPrompt, ToolChoice
-from bough.server.serving.prompting.truncation import shorten
+from bough.prompting.ask import Ask
+from bough.prompting.forced_calls import schema_of_call
+from bough.prompting.truncation import shorten
+from bough.sampling_params import NO_DEFAULTS, TO_THE_END, ModelDefaults
+from bough.tokens import TOKEN_BYTES
 from bough.types import Message, SamplingParams, Tool
 
 _ROOM_TOKENS = 128  # reserved for an answer of unknown length when a chat is shortened
@@ -32,27 +35,39 @@ _RESYNC_CHARS = 1024  # after a cut in a text, its tokens are the same again wit
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The properties of a loaded model that its prompts depend on."""
+    """The properties of a loaded model that its prompts and the lengths of its answers depend on."""
 
     name: str
     prompts: Prompts
     context_tokens: int
-    knows_tools: bool
-    knows_thinking: bool
-    has_template: bool = True
     max_tokens: int = 0  # of an answer without a limit of its own; 0: by the context
     defaults: ModelDefaults = NO_DEFAULTS
+
+    @property
+    def has_template(self) -> bool:
+        return self.prompts.has_template
+
+    @property
+    def knows_tools(self) -> bool:
+        return self.has_template and self.prompts.tokenizer.template.supports_tools
+
+    @property
+    def knows_thinking(self) -> bool:
+        return self.has_template and self.prompts.tokenizer.template.supports_thinking
+
+    def with_template(self, source: str) -> ModelFacts:
+        """The same with another chat template, in Jinja."""
+        return replace(self, prompts=self.prompts.with_template(source))
 
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """How an answer is read: the parameters of each tool that was offered, by name, thinking, and the prompt's echo."""
+    """How an answer is read: the parameters of each tool that was offered, by name, and its thinking."""
 
     tools: Mapping[str, Any]
     is_forced: bool = False
     splits_thinking: bool = False
     starts_thinking: bool = False
-    echo: EchoedPrompt | None = None
 
     @classmethod
     def of(cls, ask: Ask, model: ModelFacts, request: Request) -> AnswerFormat:
@@ -63,7 +78,6 @@ class AnswerFormat:
             is_forced=ask.tool_choice.mode == "required",
             splits_thinking=splits,
             starts_thinking=splits and model.prompts.starts_thinking(request.tokens),
-            echo=make_echo(ask, request.tokens, model.prompts.tokenizer) if ask.echoes else None,
         )
 
 
@@ -77,38 +91,53 @@ def prepare_request(
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> Request:
     """What is to be computed for the first choice of an ask. Raises RequestError, PromptTooLong, RequestCancelled."""
-    prompt = encode_ask(ask, model, sorts_tools=sorts_tools, is_cancelled=is_cancelled)
-    params, forced = _bounded(ask, model, len(prompt.tokens)), forced_format(ask.tools, ask.tool_choice)
+    limit = PromptLimit(_context_of(ask, model), is_cancelled)
+    prompt = encode_ask(ask, model, limit, sorts_tools=sorts_tools)
+    params = _bounded(ask, model, len(prompt.tokens))
+    if ask.tool_choice.mode == "required":
+        params = replace(params, format=schema_of_call(ask.tools, ask.tool_choice.name))
     return Request.of(
         prompt,
-        params if forced is None else replace(params, format=forced),
+        params,
         salt=ask.salt,
         tenant=tenant,
         deadline_s=deadline_s,
         choice=ask.first_choice,
+        keep_state=ask.keep_state,
         scores_prompt=ask.scores_prompt,
     )
 
 
-def encode_ask(
-    ask: Ask,
-    model: ModelFacts,
-    *,
-    sorts_tools: bool = False,
-    max_tokens: int | None = None,
-    is_cancelled: Callable[[], bool] = lambda: False,
+def encode_ask(ask: Ask, model: ModelFacts, limit: PromptLimit = UNLIMITED, *, sorts_tools: bool = False) -> EncodedPrompt:
+    """The prompt of an ask. Raises as `prepare_request`. An ask that `truncates` needs a limit."""
+    return _encode(_resolve(ask, model, limit), model, limit, sorts_tools)
+
+
+def encode_prefix(
+    ask: Ask, model: ModelFacts, limit: PromptLimit = UNLIMITED, *, sorts_tools: bool = False
 ) -> EncodedPrompt:
-    """The prompt of an ask, of at most `max_tokens`, by default the context. Raises as `prepare_request`."""
-    limit = PromptLimit(max_tokens or _context_of(ask, model), is_cancelled)
-    return _encode(_resolve(ask, model, is_cancelled), model, limit, sorts_tools)
+    """The part of a prompt that stays the same if its text continues, or if another message follows."""
+    encoded = encode_ask(ask, model, limit, sorts_tools=sorts_tools)
+    if not encoded.is_chat:
+        return encoded
+    if ask.text is not None:
+        longer = replace(ask, text=f"{ask.text} and so on")
+    else:
+        longer = replace(ask, template_kwargs={**ask.template_kwargs, "add_generation_prompt": False})
+    other = encode_ask(longer, model, limit, sorts_tools=sorts_tools)
+    shared = common_length(encoded.tokens.key, other.tokens.key) // TOKEN_BYTES or len(encoded.tokens)
+    boundaries = [each for each in encoded.boundaries if each.offset <= shared]
+    return EncodedPrompt(encoded.tokens[:shared], boundaries, is_chat=True)
 
 
 def _context_of(ask: Ask, model: ModelFacts) -> int:
     return min(ask.context_tokens or model.context_tokens, model.context_tokens)
 
 
-def _resolve(ask: Ask, model: ModelFacts, is_cancelled: Callable[[], bool]) -> Ask:
-    """Replace messages by a text if the model has no template, and by ids if they continue a context."""
+def _resolve(ask: Ask, model: ModelFacts, limit: PromptLimit) -> Ask:
+    """The ask as the model can have it: a text as a message, messages as a text, or as ids that continue a context."""
+    if ask.text is not None and ask.is_message and model.has_template:
+        return replace(ask, text=None, messages=[{"role": "user", "content": ask.text}])
     if ask.messages is None:
         return ask
     if ask.may_lack_template and not model.has_template:
@@ -116,7 +145,7 @@ def _resolve(ask: Ask, model: ModelFacts, is_cancelled: Callable[[], bool]) -> A
     if not ask.context:
         return ask
     options = {} if ask.think is None else {"enable_thinking": ask.think}
-    messages, limit = list(ask.messages), PromptLimit(model.context_tokens, is_cancelled)
+    messages, limit = list(ask.messages), replace(limit, max_tokens=model.context_tokens)
     if ask.truncates:  # only the end of a longer message is used
         longest = model.context_tokens * model.prompts.tokenizer.encoder.token_bytes
         messages[-1] = {**messages[-1], "content": _text_of(messages[-1])[-longest:]}
@@ -134,12 +163,12 @@ def _encode(ask: Ask, model: ModelFacts, limit: PromptLimit, sorts_tools: bool) 
         return model.prompts.encode_infill(ask.text, ask.suffix, limit)
     prompt = ask.text if ask.text is not None else list(ask.ids or ())
     if not ask.truncates:
-        return model.prompts.encode(prompt, raw=True, limit=limit)
+        return model.prompts.encode(prompt, limit=limit)
     kept_tokens = _tokens_for_prompt(ask, limit)
     if isinstance(prompt, str):
         longest = kept_tokens * model.prompts.tokenizer.encoder.token_bytes
         prompt = prompt[-(longest + _RESYNC_CHARS) :]
-    encoded = model.prompts.encode(prompt, raw=True)
+    encoded = model.prompts.encode(prompt)
     return EncodedPrompt(encoded.tokens[-kept_tokens:]) if len(encoded.tokens) > kept_tokens else encoded
 
 
@@ -186,11 +215,11 @@ class _Rendering:
     def _given(self, messages: Sequence[Message]) -> tuple[list[Message], dict[str, Any]]:
         tools = self.ask.tool_choice.offer(self.tools)
         given = prepare_messages(messages, tools, template_knows_tools=self.model.knows_tools)
-        options: dict[str, Any] = {"tools": given.tools}
+        options: dict[str, Any] = {**self.ask.template_kwargs, "tools": given.tools}
         if self.ask.think is not None and self.model.knows_thinking:
             options["enable_thinking"] = self.ask.think
-        has_begun = len(messages) > 1 and messages[-1].get("role") == "assistant" and not messages[-1].get("tool_calls")
-        if not has_begun:
+        is_begun = len(messages) > 1 and messages[-1].get("role") == "assistant" and not messages[-1].get("tool_calls")
+        if not (is_begun and self.ask.continues_answer):
             return given.messages, options
         begun = _text_of(given.messages[-1]).rstrip()  # spaces at the end would mislead the model
         return given.messages[:-1], options | {"prefill": begun}
@@ -249,62 +278,3 @@ def continue_context(
         whole = []
     is_apart = whole[: len(begun)] == begun
     return [*context, *(whole[len(begun) :] if is_apart else prompts.encode(messages, limit=limit, **options).tokens)]
-
-
-def make_echo(ask: Ask, ids: Sequence[int], tokenizer: Tokenizer) -> EchoedPrompt:
-    """The prompt as the client gets it back: a text as it came, ids as the text of their bytes; with tokens if scored."""
-    if ask.text is not None and not ask.scores_prompt:
-        return EchoedPrompt(ask.text)
-    tokens = tuple(map(tokenizer.token_bytes, ids))
-    if ask.text is not None:
-        return EchoedPrompt(ask.text, tokens, tuple(tokenizer.encoder.find_starts(ask.text)))
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    pieces = [decoder.decode(each) for each in tokens]
-    text = "".join(pieces) + decoder.decode(b"", final=True)
-    if not ask.scores_prompt:
-        return EchoedPrompt(text)
-    return EchoedPrompt(text, tokens, tuple(accumulate(map(len, pieces[:-1]), initial=0)))
-
-
-def forced_format(tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any] | None:
-    """The JSON schema of a call of a tool, or of the named one; None if none is forced. Raises RequestError."""
-    if choice.mode != "required":
-        return None
-    wanted = [tool["function"] for tool in tools if choice.name in (None, tool["function"]["name"])]
-    if not wanted:
-        names = ", ".join(tool["function"]["name"] for tool in tools) or "none"
-        raise RequestError(f"a call of {choice.name or 'a tool'} is asked for; the tools are: {names}")
-    schemas = [_call_schema(function, f"tool_{number}") for number, function in enumerate(wanted)]
-    definitions = {key: value for schema in schemas for key, value in schema.pop("$defs", {}).items()}
-    forced = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-    return {**forced, "$defs": definitions} if definitions else forced
-
-
-def _call_schema(function: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The schema of a call. Parameters that refer to parts of themselves move into the definitions."""
-    arguments: dict[str, Any] = {**(function.get("parameters") or {}), "type": "object"}
-    moved = _refer_below(arguments, f"#/$defs/{place}")
-    schema = {
-        "type": "object",
-        "properties": {"name": {"const": function["name"]}, "arguments": arguments},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
-    if moved == arguments:
-        return schema
-    schema["properties"] = {"name": {"const": function["name"]}, "arguments": {"$ref": f"#/$defs/{place}"}}
-    return {**schema, "$defs": {place: moved}}
-
-
-def _refer_below(schema: Any, root: str) -> Any:
-    """The schema with its references, which start at its own root, moved below another root."""
-    if isinstance(schema, list):
-        return [_refer_below(each, root) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: root + value[1:]
-        if key == "$ref" and isinstance(value, str) and value.startswith("#")
-        else _refer_below(value, root)
-        for key, value in schema.items()
-    }

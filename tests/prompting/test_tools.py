@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from bough.errors import RequestError
 from bough.models.answers.tool_calls import ToolCallParser
 from bough.models.chat.messages import prepare_messages
-from bough.server.serving.ask import ToolChoice
-from bough.server.serving.prompting.prompt import forced_format
+from bough.prompting.ask import ToolChoice
+from bough.prompting.forced_calls import schema_of_call
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": PARAMETERS}}
 CLOCK = {"type": "function", "function": {"name": "clock"}}
+NONE = ToolChoice("none")
 PARIS = '{"name": "weather", "arguments": {"city": "Paris"}}'
 ROME = '{"name": "weather", "parameters": {"city": "Rome"}}'
-AUTO, NONE, REQUIRED = ToolChoice(), ToolChoice("none"), ToolChoice("required")
 ASKED = [
     {"role": "user", "content": "And Paris?"},
     {
@@ -259,13 +259,8 @@ def test_a_past_call_is_written_as_it_would_be_found():
     assert calls_of(messages[1]["content"]) == ONE
 
 
-def test_only_required_calls_are_forced():
-    assert forced_format([WEATHER], AUTO) is None
-    assert forced_format([WEATHER], NONE) is None
-
-
 def test_a_forced_call_has_the_name_and_the_parameters_of_the_tool():
-    forced = forced_format([WEATHER, CLOCK], ToolChoice("required", "weather"))
+    forced = schema_of_call([WEATHER, CLOCK], "weather")
 
     assert forced == {
         "type": "object",
@@ -276,7 +271,7 @@ def test_a_forced_call_has_the_name_and_the_parameters_of_the_tool():
 
 
 def test_any_of_the_tools_may_be_the_forced_one():
-    forced = forced_format([WEATHER, CLOCK], REQUIRED)
+    forced = schema_of_call([WEATHER, CLOCK])
 
     assert [each["properties"]["name"]["const"] for each in forced["anyOf"]] == ["weather", "clock"]
 
@@ -286,7 +281,7 @@ def test_references_within_parameters_still_point_to_their_place():
     parameters = {"properties": {"tree": tree}, "$defs": {"tree": {"type": "object", "properties": {"left": tree}}}}
     tool = {"type": "function", "function": {"name": "grow", "parameters": parameters}}
 
-    forced = forced_format([WEATHER, tool], REQUIRED)
+    forced = schema_of_call([WEATHER, tool])
 
     place = forced["$defs"]["tool_1"]
     assert forced["anyOf"][1]["properties"]["arguments"] == {"$ref": "#/$defs/tool_1"}
@@ -296,6 +291,6 @@ def test_references_within_parameters_still_point_to_their_place():
 
 def test_a_forced_tool_that_was_not_offered_is_refused_with_the_names_of_those_that_were():
     with pytest.raises(RequestError, match="a call of clock is asked for; the tools are: weather"):
-        forced_format([WEATHER], ToolChoice("required", "clock"))
+        schema_of_call([WEATHER], "clock")
     with pytest.raises(RequestError, match="the tools are: none"):
-        forced_format([], REQUIRED)
+        schema_of_call([])

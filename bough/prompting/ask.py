@@ -1,16 +1,15 @@
-"""The request and the events of an answer that all APIs share. Each API translates its own format to and from these."""
+"""What a client asks, as one value for the library and all APIs. Each of them translates its own form to it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
-from bough.tokens import NO_TOKENS, Tokens
-from bough.types import Completion, Message, SamplingParams, Tool, ToolCall, Usage
+from bough.errors import RequestError
+from bough.types import Message, SamplingParams, Tool
 
 ToolMode = Literal["auto", "none", "required"]
-FinishReason = Literal["stop", "length", "loop", "tool_calls"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +19,21 @@ class ToolChoice:
     mode: ToolMode = "auto"
     name: str | None = None
     is_single: bool = False  # at most one call
+
+    @classmethod
+    def of(cls, choice: str | None, tools: Sequence[Tool]) -> ToolChoice:
+        """The choice by its word, or by the name of a tool, which must be called then. Raises RequestError."""
+        if choice in (None, "auto"):
+            return cls()
+        if choice == "none":
+            return cls("none")
+        names = [tool["function"]["name"] for tool in tools]
+        if not names or (choice != "required" and choice not in names):
+            known = f"the tools are {', '.join(names)}" if names else "there are no tools"
+            raise RequestError(
+                f"tool_choice is {choice!r:.80}, and {known}; it may be auto, none, required or a tool's name"
+            )
+        return cls("required", None if choice == "required" else choice, is_single=True)
 
     def offer(self, tools: Sequence[Tool]) -> Sequence[Tool]:
         """The tools for the prompt: none, if the model must not call one."""
@@ -31,22 +45,24 @@ class Ask:
     """One request. Exactly one of `messages` (a chat), `text` (continued without a template) and `ids` is given.
 
     Messages are those of OpenAI: role, content (text, or parts of type text), and for tools `tool_calls` (with arguments as
-    an object), `tool_call_id` and `name`; an assistant's may have `reasoning_content`. If the last message is an
-    assistant's without tool calls, the answer continues it.
+    an object), `tool_call_id` and `name`; an assistant's may have `reasoning_content`.
     """
 
     model: str
     messages: Sequence[Message] | None = None
     text: str | None = None
     ids: Sequence[int] | None = None
+    is_message: bool = False  # if the model has a chat template, `text` is a user's message
     params: SamplingParams = field(default_factory=SamplingParams)
     unset: frozenset[str] = frozenset()  # names of `params` that are the API's defaults: the model's own replace them
     tools: Sequence[Tool] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     needs_tool_template: bool = False  # refuse tools if the model's chat template does not support them
     context: Sequence[int] = ()  # ids of an earlier prompt and its answer, which the messages continue
+    continues_answer: bool = True  # if the last message is an assistant's without tool calls, the answer goes on with it
     may_lack_template: bool = False  # without a chat template the texts of the messages are continued as one text
     think: bool | None = None  # None: the default of the template
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # values for the template
     echoes: bool = False  # return the prompt's text, too
     scores_prompt: bool = False  # return the prompt's log-probabilities, too, as many as `params.logprobs` says
     suffix: str | None = None  # the answer goes between `text` and this
@@ -56,6 +72,7 @@ class Ask:
     first_choice: int = 0  # with a seed, each number of a choice has its own text
     context_tokens: int | None = None  # a smaller context than the model's
     truncates: bool = False  # drop the oldest messages of a chat that is too long, instead of refusing it
+    keep_state: bool = True  # False: nothing of the request is kept for reuse
     keep_alive_s: float | None = None  # None: the server's default; inf: for ever; 0: unload afterwards
     salt: str = ""
     template: str | None = None  # a chat template in Jinja instead of the model's own
@@ -72,85 +89,3 @@ class Ask:
 def tenant_of(salt: str) -> str:
     """The part that all salts derived from one key share; after a slash comes the client's own refinement."""
     return salt.partition("/")[0]
-
-
-@dataclass(frozen=True)
-class ScoredToken:
-    """The bytes of a token, the log of its probability, and the likeliest tokens at its place."""
-
-    data: bytes
-    logprob: float
-    top: tuple[ScoredToken, ...] = ()
-
-
-@dataclass(frozen=True)
-class EchoedPrompt:
-    """A prompt as the client gets it back: its text and, if it is scored, each token's bytes and start in the text."""
-
-    text: str
-    tokens: tuple[bytes, ...] = ()
-    offsets: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Started:
-    """The first choice has its lane: nothing can be refused any more. `usage` is its own, without completion tokens yet.
-
-    Tokens that are still being read from disk count as cached; the completions have the final figures. `params` include the
-    model's own defaults. `digest` is that of the model's weights; `is_stored` says whether the answer's state is kept for
-    reuse. `echo` is the prompt, if it was asked for.
-    """
-
-    usage: Usage
-    load_s: float = 0.0
-    prompt: Tokens = NO_TOKENS
-    params: SamplingParams = field(default_factory=SamplingParams)
-    digest: str = ""
-    is_stored: bool = True
-    echo: EchoedPrompt | None = None
-
-
-@dataclass(frozen=True)
-class PromptProgress:
-    """The number of evaluated tokens of the prompt."""
-
-    done_tokens: int
-    total_tokens: int
-
-
-@dataclass(slots=True)  # not frozen: one is made for every token
-class Delta:
-    """A piece of one choice: whole characters, and whole tool calls. The prompt's log-probabilities come with the first
-    choice, before its text."""
-
-    choice: int = 0
-    text: str = ""
-    thinking: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
-    logprobs: tuple[ScoredToken, ...] = ()
-    num_tokens: int = 0  # generated for it; the text of some may come with a later piece
-    prompt_logprobs: tuple[ScoredToken, ...] = ()
-
-
-@dataclass(frozen=True)
-class Finished:
-    """One whole choice. The first has `prompt_logprobs` if asked: those of the prompt's tokens from the second on."""
-
-    choice: int
-    text: str
-    thinking: str
-    tool_calls: tuple[ToolCall, ...]
-    finish_reason: FinishReason
-    completion: Completion
-    logprobs: tuple[ScoredToken, ...] = ()
-    thinking_tokens: int = 0
-    prompt_logprobs: tuple[ScoredToken, ...] = ()
-
-
-Event = PromptProgress | Delta | Finished
-
-
-@dataclass(frozen=True)
-class Answered:
-    started: Started
-    choices: tuple[Finished, ...]

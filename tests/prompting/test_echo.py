@@ -8,20 +8,18 @@ from tokenizers import processors
 from bough.errors import PromptTooLong, RequestError
 from bough.models.prompts import Prompts
 from bough.models.tokenizer import Tokenizer
-from bough.server.serving.ask import Ask, EchoedPrompt
-from bough.server.serving.prompting.prompt import AnswerFormat, ModelFacts, prepare_request
+from bough.prompting.ask import Ask
+from bough.prompting.echo import EchoedPrompt, make_echo
+from bough.prompting.prompt import ModelFacts, prepare_request
 from tests.models.tiny_tokenizer import byte_level, sentencepiece
 
 
 def facts_of(tokenizer: Tokenizer, context_tokens: int = 100) -> ModelFacts:
-    return ModelFacts("m", Prompts(tokenizer, 500), context_tokens, knows_tools=False, knows_thinking=False)
+    return ModelFacts("m", Prompts(tokenizer, 500), context_tokens)
 
 
 def echo_of(tokenizer: Tokenizer, ask: Ask) -> EchoedPrompt:
-    facts = facts_of(tokenizer)
-    echo = AnswerFormat.of(ask, facts, prepare_request(ask, facts)).echo
-    assert echo is not None
-    return echo
+    return make_echo(ask, prepare_request(ask, facts_of(tokenizer)).tokens, tokenizer)
 
 
 def with_start(*, trims: bool) -> Tokenizer:
@@ -70,8 +68,6 @@ def test_a_prompt_that_is_not_scored_is_repeated_without_its_tokens() -> None:
 
     assert echo_of(tokenizer, Ask("m", text="Hello", echoes=True)) == EchoedPrompt("Hello")
     assert echo_of(tokenizer, Ask("m", ids=tokenizer.encode("Hello"), echoes=True)) == EchoedPrompt("Hello")
-    ask, facts = Ask("m", text="Hello"), facts_of(tokenizer)
-    assert AnswerFormat.of(ask, facts, prepare_request(ask, facts)).echo is None
 
 
 def test_a_suffix_goes_to_models_with_tokens_for_it() -> None:

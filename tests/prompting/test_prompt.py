@@ -10,8 +10,8 @@ from bough.errors import PromptTooLong, RequestError
 from bough.generate.request import Request
 from bough.models import ModelFiles, load_tokenizer
 from bough.models.prompts import Prompts
-from bough.server.serving.ask import Ask, ToolChoice
-from bough.server.serving.prompting.prompt import AnswerFormat, ModelFacts, prepare_request
+from bough.prompting.ask import Ask, ToolChoice
+from bough.prompting.prompt import AnswerFormat, ModelFacts, prepare_request
 from bough.types import SamplingParams
 
 pytestmark = pytest.mark.model
@@ -23,7 +23,7 @@ CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"type"
 @pytest.fixture(scope="module")
 def model(smollm2_files: ModelFiles) -> ModelFacts:
     prompts = Prompts(load_tokenizer(smollm2_files), 49_152)
-    return ModelFacts("smollm2", prompts, 8192, knows_tools=False, knows_thinking=False)
+    return ModelFacts("smollm2", prompts, 8192)
 
 
 def text_of(prepared: Request, model: ModelFacts) -> str:
