@@ -117,7 +117,7 @@ def handle_of(world: World) -> Iterator[CacheHandle]:
     """A handle whose work runs on a real engine's thread, while no request of the world runs."""
     scheduler = Scheduler(world.engine, world.cache, ChunkSize(3), time.monotonic)
     with closing(Worker(scheduler, Limits(), take_stats=dict, on_idle=lambda: False)) as worker:
-        yield CacheHandle(world.cache, SimpleNamespace(decode=str), worker)  # type: ignore[arg-type]
+        yield CacheHandle(world.cache, SimpleNamespace(prompts=SimpleNamespace(decode=str)), worker)  # type: ignore[arg-type]
 
 
 def fail(*given: object) -> int:

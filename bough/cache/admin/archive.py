@@ -20,7 +20,6 @@ from bough.cache.disk import Disk
 from bough.cache.disk.errors import DAMAGED, DiskError, DiskMiss
 from bough.cache.disk.index_rows import POINT_REASONS, clamp_time, find_problem
 from bough.cache.disk.keys import PageKeys
-from bough.cache.disk.ledger import Snapshot
 from bough.cache.steps import RunSteps, Steps, run_at_once
 from bough.cache.store.format import (
     ROWS,
@@ -46,6 +45,9 @@ KEPT_SUFFIX = ".kept"
 
 Attach = Callable[[Sequence[DiskFile], Sequence[PointRecord]], None]
 """Adds files and restore points that are on disk to a tree, and drops those that it does not need."""
+
+PASSES = 4
+"""How often an export looks for files that requests have put in place of others meanwhile."""
 
 FLUSH_BYTES = 64 * 2**20
 _NAMED_OBJECTS = 20  # damaged ones that are named one by one
@@ -97,51 +99,64 @@ class Chain:
 def export_tree(
     disk: Disk, file: Path, salt: str = "", *, run: RunSteps = run_at_once, is_wanted: Callable[[], bool] = lambda: True
 ) -> ExportResult:
-    """Write what one salt has on a disk now into one file, which is whole or not there; raises DiskError on failure.
+    """Write what one salt has on a disk into one file, which is whole or not there; raises DiskError on failure.
 
-    Waits for queued writes. Requests may go on meanwhile: files that they drop stay on disk until they are read. Files that
-    turn out to be damaged are dropped at the end, where `run` runs what touches the tree; if it refuses, they stay until
-    they are found damaged again.
+    Waits for queued writes. Requests may go on meanwhile: files that they put in place of others are looked for again, and
+    what is evicted before it is read is left out. Files that turn out to be damaged are dropped at the end, where `run`
+    runs what touches the tree; if it refuses, they stay until they are found damaged again.
     """
-    root = disk.root(salt)
-    disk.settle(root)
-    with disk.hold(root) as snapshot:
-        exporting = _Exporting(disk, root, snapshot)
-        with new_archive(file, ArchiveHead.of(disk), lambda: is_wanted() and not disk.is_closed) as archive:
-            exporting.write(archive)
+    exporting = _Exporting(disk, disk.root(salt))
+    with new_archive(file, ArchiveHead.of(disk), lambda: is_wanted() and not disk.is_closed) as archive:
+        for _ in range(PASSES):
+            if not exporting.write_new(archive):
+                break
     if exporting.lost:
         try:
             run(exporting.drop_lost)
         except Unavailable as error:
             log.warning("damaged files that an export has found stay for now: %s", error)
-    return ExportResult(exporting.num_items, exporting.nbytes, len(snapshot.files) - exporting.num_items)
+    return ExportResult(len(exporting.written), exporting.nbytes, exporting.num_skipped)
 
 
 class _Exporting:
-    """One export under way: the files of each object, and those that turned out to be lost."""
+    """One export under way: the files that were written, their bytes, and the files that turned out to be lost.
 
-    def __init__(self, disk: Disk, root: bytes, snapshot: Snapshot) -> None:
-        self._disk = disk
+    `num_skipped` are the files that there were at the last look and that are not written.
+    """
+
+    def __init__(self, disk: Disk, root: bytes) -> None:
+        self._disk, self._root = disk, root
         self._keys = ArchiveHead.of(disk).keys
         self._chain = Chain(disk.keys, root, self._keys, self._keys.root(""))
-        self._points = {record.address: record for record in snapshot.points}
-        self._files = defaultdict[Address, list[DiskFile]](list)
-        for file in snapshot.files:
-            at = file.address
-            self._files[replace(at, group=ROWS if at.start < at.end else POINT)].append(file)
-        self.num_items = self.nbytes = 0
-        self.lost: list[tuple[DiskFile, DiskMiss]] = []
+        self._done = set[Address]()
+        self.written = set[DiskFile]()
+        self.lost: dict[DiskFile, DiskMiss] = {}
+        self.nbytes = self.num_skipped = 0
 
-    def write(self, archive: ArchiveWriter) -> None:
-        addresses = dict.fromkeys([*self._files, *self._points])
-        for address in sorted(addresses, key=lambda address: (address.end - 1) // self._disk.page_tokens):
-            translated = self._chain.translate(address)
-            if translated is not None:
-                self._write_object(archive, address, translated)
+    def write_new(self, archive: ArchiveWriter) -> bool:
+        """Write what there is now and was not written yet, pages before what follows them; False if there was nothing."""
+        self._disk.settle(self._root)
+        files, num_done = defaultdict[Address, list[DiskFile]](list), len(self._done)
+        for file in self._disk.files():
+            if (at := file.address).root == self._root:
+                files[replace(at, group=ROWS if at.start < at.end else POINT)].append(file)
+        points = {each.address: each for each in self._disk.points() if each.address.root == self._root}
+        new = (address for address in dict.fromkeys([*files, *points]) if address not in self._done)
+        for address in sorted(new, key=lambda address: (address.end - 1) // self._disk.page_tokens):
+            if (translated := self._chain.translate(address)) is not None:
+                self._write_object(archive, address, translated, files.get(address, ()), points.get(address))
+        self.num_skipped = sum(file not in self.written for each in files.values() for file in each)
+        return len(self._done) > num_done
 
-    def _write_object(self, archive: ArchiveWriter, address: Address, translated: Address) -> None:
+    def _write_object(
+        self,
+        archive: ArchiveWriter,
+        address: Address,
+        translated: Address,
+        files: Sequence[DiskFile],
+        record: PointRecord | None,
+    ) -> None:
         """Write one object, unless all of its files turn out to be lost: then nothing that follows it is written."""
-        files, record = self._files.get(address, []), self._points.get(address)
         sections = [section for file in files if (section := self._read(file)) is not None]
         name, times = self._keys.name(translated).hex(), [file.last_used for file in files]
         if record is not None:
@@ -151,21 +166,23 @@ class _Exporting:
         if sections:
             archive.add(name, encode(self._keys, translated, sections), max(times))
             self._chain.add(address)
+            self._done.add(address)
 
     def _read(self, file: DiskFile) -> Section | None:
-        """A file as a section of its object; None if it is lost."""
+        """A file as a section of its object; None if it is lost, or was dropped meanwhile."""
         try:
             payload = self._disk.read(file)
         except DiskMiss as miss:
-            self.lost.append((file, miss))
+            if self._disk.has(file):
+                self.lost[file] = miss
             return None
-        self.num_items += 1
+        self.written.add(file)
         self.nbytes += len(payload)
         return Section(file.address.group, file.address.start, file.address.end, payload)
 
     def drop_lost(self) -> Steps[None]:
         """Drop the files that could not be read, but for those that were cleared meanwhile."""
-        for disk_file, miss in self.lost:
+        for disk_file, miss in self.lost.items():
             if disk_file.is_saved:
                 self._disk.mark_lost(disk_file, miss)
             yield

@@ -167,24 +167,57 @@ def test_a_copy_that_turns_out_damaged_at_its_end_leaves_the_archive_whole(
     assert disk.num_files == 2 and disk.counts.misses["damaged"] == 1
 
 
-def test_what_is_dropped_while_it_is_exported_is_in_the_archive(
+def while_reading(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:
+    """Have something change before the first file is read."""
+    changes, read_into = [change], page_files.read_into
+
+    def change_and_read(descriptor: int, view: memoryview) -> int:
+        while changes:
+            changes.pop()()
+        return read_into(descriptor, view)
+
+    monkeypatch.setattr(page_files, "read_into", change_and_read)
+
+
+def test_what_is_evicted_while_it_is_exported_is_left_out_and_not_called_damaged(
     disk: Disk, other: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = put_path(disk, TOKENS)
     assert disk.flush(10)
-    read_into = page_files.read_into
 
-    def drop_and_read(descriptor: int, view: memoryview) -> int:
-        while files:
-            disk.drop(files.pop())
-            assert disk.flush(10)
-        return read_into(descriptor, view)
+    def evict() -> None:
+        disk.drop(files[-1])
+        assert disk.flush(10)
 
-    monkeypatch.setattr(page_files, "read_into", drop_and_read)
-    assert export_tree(disk, tmp_path / "archive.tar").num_items == 3
+    while_reading(monkeypatch, evict)
+    done = export_tree(disk, tmp_path / "archive.tar")
 
-    assert import_tree(other, tmp_path / "archive.tar").num_items == 3
-    assert disk.num_files == 0
+    assert (done.num_items, done.num_skipped) == (2, 0) and not disk.counts.misses["missing"]
+    assert import_tree(other, tmp_path / "archive.tar").num_items == 2
+
+
+def test_what_takes_the_place_of_a_file_that_is_exported_is_in_the_archive(
+    disk: Disk, other: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *_ = files = put_path(disk, TOKENS)
+    assert disk.flush(10)
+
+    def cut_and_grow() -> None:
+        """As when a branch cuts the first page, and the chat goes on."""
+        for tokens, start in ((TOKENS[:2], 0), (TOKENS[:4], 2), ([*TOKENS, 7], 8)):
+            put(disk, address_of(disk, tokens, start))
+        assert disk.flush(10)
+        for file in (first, files[-1]):
+            disk.drop(file)
+        assert disk.flush(10)
+
+    while_reading(monkeypatch, cut_and_grow)
+    done = export_tree(disk, tmp_path / "archive.tar")
+
+    assert done.num_skipped == 0
+    import_tree(other, tmp_path / "archive.tar")
+    held = [(TOKENS[:2], 0), (TOKENS[:4], 2), (TOKENS[:8], 4), ([*TOKENS, 7], 8)]
+    assert {address_of(other, tokens, start) for tokens, start in held} <= {file.address for file in other.files()}
 
 
 def test_an_export_that_is_no_longer_wanted_ends_and_leaves_nothing(disk: Disk, tmp_path: Path) -> None:
