@@ -21,7 +21,7 @@ from bough.cache.residency.placing import AddedEdges
 from bough.cache.tree.address import Address, DiskFile, PointRecord
 from bough.cache.tree.node import Hold, Node, Point, Reason
 from bough.cache.tree.state import Group, Kind, Page, State, Tier
-from bough.cache.tree.tokens import common_prefix, cut, num_tokens
+from bough.cache.tree.tokens import cut, num_tokens
 from bough.errors import EngineError
 from bough.system.processes import without_gc
 
@@ -144,37 +144,16 @@ class _Edges:
     def _add_part(self, hold: Hold, tokens: bytes, borders: list[_Border]) -> bool:
         """Add the tokens that the trie lacks below a hold, and move the hold to their end; False if that cannot be done."""
         self._parts.append(_PathPart(hold, borders))
-        end, found = hold.offset + num_tokens(tokens), descend(hold.node, hold.offset, tokens)
+        end, found = hold.offset + num_tokens(tokens), self._trie.match(tokens, start=hold)
         node = found.node
-        if found.rest:
+        if found.length < end:
             try:
-                node = self._added.add(node, found.offset, found.rest)
+                node = self._added.add(node, found.length, cut(tokens, found.length - hold.offset))
             except (EngineError, MemoryError):  # the edge cannot be split
                 borders.clear()
                 return False
         hold.move(node, end)
         return True
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """Where tokens leave the tree: at an offset of a node, and the rest of the tokens."""
-
-    node: Node
-    offset: int
-    rest: bytes
-
-
-def descend(node: Node, offset: int, tokens: bytes) -> Divergence:
-    """Follow tokens from an offset of a node down the tree."""
-    while tokens:
-        shared = common_prefix(cut(node.edge, offset - node.start), tokens)
-        offset, tokens = offset + shared, cut(tokens, shared)
-        child = node.children.get(memoryview(tokens).cast("i")[0]) if tokens and offset == node.end else None
-        if child is None:
-            break
-        node = child
-    return Divergence(node, offset, tokens)
 
 
 def _hold_at(node: Node, offset: int) -> Hold:
@@ -232,7 +211,8 @@ class _Attaching:
             return
         node, used = node_at(end, address.end), self._clock_offset + file.last_used
         if group.kind is Kind.RECURRENT:
-            self._states[node, address.end].append(state_on_disk(group, file))
+            state = State(group, address.end, None, 0, Tier.DISK, {file: (address.end, address.end)})
+            self._states[node, address.end].append(state)
             self._use(file)
             node.last_used = max(node.last_used, used)
         else:
@@ -254,7 +234,8 @@ class _Attaching:
             else:
                 ranges = list(at.missing_between(group, low, end, self._memory.page_tokens))
             for first, last in ranges:
-                insort(pages, page_on_disk(group, first, last, file), key=_start)
+                users = set[Point | Hold]() if group.kind is Kind.WINDOW else _NO_USERS
+                insort(pages, Page(group, first, last, None, 0, users, Tier.DISK, {file: (first, last)}), key=_start)
                 self._use(file)
             at.last_used = max(at.last_used, used)
             if group.kind is Kind.WINDOW and ranges:
@@ -266,7 +247,8 @@ class _Attaching:
         if (known := node.points.get(offset)) is not None:
             self._trie.keep_point(node, known, known.kept or record.is_kept)
             return
-        point = add_recorded_point(self._trie, node, record)
+        point = self._trie.add_point(node, offset, Reason(record.reason), kept=record.is_kept)
+        point.superseded, point.indexed = record.is_superseded, record
         point.states = {state.group: state for state in self._states.pop((node, offset), [])}
         is_whole = all(group in point.states for group in memory.recurrent)
         for group in memory.windows:
@@ -306,23 +288,3 @@ class _Attaching:
         self._trie.version += 1
         for node in nodes:
             self._evictor.offer(self._trie, node)
-
-
-def page_on_disk(group: Group, start: int, end: int, file: DiskFile) -> Page:
-    """Rows [start, end) of a file, as a page of the tree; window rows have no user yet."""
-    users: set[Point | Hold] = set() if group.kind is Kind.WINDOW else _NO_USERS
-    return Page(group, start, end, None, 0, users, Tier.DISK, {file: (start, end)})
-
-
-def state_on_disk(group: Group, file: DiskFile) -> State:
-    """The content of a file, as a state of the tree."""
-    offset = file.address.end
-    return State(group, offset, None, 0, Tier.DISK, {file: (offset, offset)})
-
-
-def add_recorded_point(trie: SaltTrie, node: Node, record: PointRecord) -> Point:
-    """Add a restore point as the disk's index has it, still without its content."""
-    point = trie.add_point(node, record.address.end, Reason(record.reason), kept=record.is_kept)
-    point.superseded = record.is_superseded
-    point.indexed = record
-    return point

@@ -106,7 +106,7 @@ class CacheHandle:
         saved = self._cache.upkeep.save(salt, self._run)
         if not saved.is_written:
             raise DiskError("some state in memory could not be saved, so the archive would be incomplete")
-        done = export_tree(disk, Path(file), salt, run=self._run, is_wanted=is_wanted)
+        done = export_tree(disk, Path(file), salt, is_wanted)
         return replace(done, num_skipped=done.num_skipped + saved.num_without_room)
 
     def import_file(self, file: str | Path, salt: str = "") -> ImportResult:

@@ -79,7 +79,7 @@ def test_an_export_beside_requests_has_all_that_was_there_when_it_began(model: s
     chats = {tuple(chat): world.cache.count_reusable([*chat, 61]) for chat in traffic.chats}
 
     assert world.cache.upkeep.save("", traffic) == SaveResult(is_written=True)
-    exported = export_tree(disk, tmp_path / "archive.tar", run=traffic)
+    exported = export_tree(disk, tmp_path / "archive.tar")
 
     assert traffic.num_interruptions > 5 and exported.num_skipped == 0
     with open_disk(tmp_path / "other") as other:

@@ -8,7 +8,6 @@ it, so that one at a time is in memory.
 
 from __future__ import annotations
 
-import logging
 import tarfile
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -20,7 +19,6 @@ from bough.cache.disk import Disk
 from bough.cache.disk.errors import DAMAGED, DiskError, DiskMiss
 from bough.cache.disk.index_rows import POINT_REASONS, clamp_time, find_problem
 from bough.cache.disk.keys import PageKeys
-from bough.cache.steps import RunSteps, Steps, run_at_once
 from bough.cache.store.format import (
     ROWS,
     ListedPoint,
@@ -33,9 +31,6 @@ from bough.cache.store.format import (
 )
 from bough.cache.tree.address import POINT, Address, DiskFile, PageBorder, PointRecord
 from bough.cache.tree.tokens import num_tokens
-from bough.errors import Unavailable
-
-log = logging.getLogger(__name__)
 
 KEPT, SUPERSEDED = 0x40, 0x80
 """Flags beside the reason of a restore point."""
@@ -96,33 +91,22 @@ class Chain:
             self._borders[self._source.after(address.before, address.tokens)] = PageBorder(address.end, digest)
 
 
-def export_tree(
-    disk: Disk, file: Path, salt: str = "", *, run: RunSteps = run_at_once, is_wanted: Callable[[], bool] = lambda: True
-) -> ExportResult:
+def export_tree(disk: Disk, file: Path, salt: str = "", is_wanted: Callable[[], bool] = lambda: True) -> ExportResult:
     """Write what one salt has on a disk into one file, which is whole or not there; raises DiskError on failure.
 
-    Waits for queued writes. Requests may go on meanwhile: files that they put in place of others are looked for again, and
-    what is evicted before it is read is left out. Files that turn out to be damaged are dropped at the end, where `run`
-    runs what touches the tree; if it refuses, they stay until they are found damaged again.
+    Waits for queued writes, and changes nothing: damaged files are left out. Requests may go on meanwhile: files that they
+    put in place of others are looked for again, and what is evicted before it is read is left out too.
     """
     exporting = _Exporting(disk, disk.root(salt))
     with new_archive(file, ArchiveHead.of(disk), lambda: is_wanted() and not disk.is_closed) as archive:
         for _ in range(PASSES):
             if not exporting.write_new(archive):
                 break
-    if exporting.lost:
-        try:
-            run(exporting.drop_lost)
-        except Unavailable as error:
-            log.warning("damaged files that an export has found stay for now: %s", error)
     return ExportResult(len(exporting.written), exporting.nbytes, exporting.num_skipped)
 
 
 class _Exporting:
-    """One export under way: the files that were written, their bytes, and the files that turned out to be lost.
-
-    `num_skipped` are the files that there were at the last look and that are not written.
-    """
+    """One export under way: the files that were written, their bytes, and how many others there were at the last look."""
 
     def __init__(self, disk: Disk, root: bytes) -> None:
         self._disk, self._root = disk, root
@@ -130,7 +114,6 @@ class _Exporting:
         self._chain = Chain(disk.keys, root, self._keys, self._keys.root(""))
         self._done = set[Address]()
         self.written = set[DiskFile]()
-        self.lost: dict[DiskFile, DiskMiss] = {}
         self.nbytes = self.num_skipped = 0
 
     def write_new(self, archive: ArchiveWriter) -> bool:
@@ -156,7 +139,7 @@ class _Exporting:
         files: Sequence[DiskFile],
         record: PointRecord | None,
     ) -> None:
-        """Write one object, unless all of its files turn out to be lost: then nothing that follows it is written."""
+        """Write one object, unless none of its files can be read: then nothing that follows it is written."""
         sections = [section for file in files if (section := self._read(file)) is not None]
         name, times = self._keys.name(translated).hex(), [file.last_used for file in files]
         if record is not None:
@@ -169,23 +152,14 @@ class _Exporting:
             self._done.add(address)
 
     def _read(self, file: DiskFile) -> Section | None:
-        """A file as a section of its object; None if it is lost, or was dropped meanwhile."""
+        """A file as a section of its object; None if it is damaged, or was dropped meanwhile."""
         try:
             payload = self._disk.read(file)
-        except DiskMiss as miss:
-            if self._disk.has(file):
-                self.lost[file] = miss
+        except DiskMiss:
             return None
         self.written.add(file)
         self.nbytes += len(payload)
         return Section(file.address.group, file.address.start, file.address.end, payload)
-
-    def drop_lost(self) -> Steps[None]:
-        """Drop the files that could not be read, but for those that were cleared meanwhile."""
-        for disk_file, miss in self.lost.items():
-            if disk_file.is_saved:
-                self._disk.mark_lost(disk_file, miss)
-            yield
 
 
 def merge_archives(sources: Sequence[Path], file: Path, *, is_wanted: Callable[[], bool] = lambda: True) -> None:
@@ -194,7 +168,7 @@ def merge_archives(sources: Sequence[Path], file: Path, *, is_wanted: Callable[[
     with new_archive(file, head, is_wanted) as merged:
         for source in sources:
             with open_archive(source) as archive:
-                if archive.head != head:
+                if not archive.head.is_like(head):
                     raise DiskError(f"these are archives of different models: {head} and {archive.head}")
                 while (member := archive.next()) is not None:
                     if member.name not in written:
@@ -213,23 +187,17 @@ def import_tree(disk: Disk, file: Path, salt: str = "", attach: Attach = lambda 
     importing: _Importing | None = None
     try:
         with open_archive(file) as archive:
-            _require_same_model(file, archive.head, disk)
+            if not archive.head.is_like(head := ArchiveHead.of(disk)):
+                raise DiskError(
+                    f"{file} is of another model, or of other weights, settings or versions of libraries: it is of "
+                    f"{archive.head}, and this tree of {head}"
+                )
             importing = _Importing(disk, salt, archive.head.keys)
             importing.take_objects(archive)
     finally:
         if importing is not None:  # files that were added before a failure stay
             importing.hand_over(attach)
     return importing.finish()
-
-
-def _require_same_model(file: Path, head: ArchiveHead, disk: Disk) -> None:
-    for name in ("fingerprint", "page_tokens"):
-        found, wanted = getattr(head, name), getattr(disk.identity, name)
-        if found != wanted:
-            raise DiskError(
-                f"{file} is of another model, or of other weights, settings or versions of libraries: its {name} is "
-                f"{found!r}, and this tree's is {wanted!r}"
-            )
 
 
 @dataclass

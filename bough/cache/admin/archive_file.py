@@ -43,6 +43,10 @@ class ArchiveHead:
     def of(cls, disk: Disk) -> ArchiveHead:
         return cls(disk.identity.fingerprint, disk.identity.model, disk.identity.page_tokens)
 
+    def is_like(self, other: ArchiveHead) -> bool:
+        """Whether the state of one can be used with the other; the model may have another name."""
+        return (self.fingerprint, self.page_tokens) == (other.fingerprint, other.page_tokens)
+
     @property
     def keys(self) -> PageKeys:
         """The hashes in an archive, which have no secret."""
