@@ -94,6 +94,7 @@ test-ray: $(RAY)/.packages
 screenshots: $(READY) $(DEV)
 	SCREENSHOTS=docs/images $(BIN)/python -m pytest -q -m browser
 	$(BIN)/python -m tests.browser.recording docs/images/tree-at-work.png
+	$(BIN)/python -m tests.browser.hour docs/images
 
 lint: $(READY) $(DEV)
 	$(BIN)/ruff format --check .

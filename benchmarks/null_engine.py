@@ -34,6 +34,7 @@ class NullEngine(CountingEngine):
     info = EngineInfo("null", "nothing", "cpu", "nothing")
     max_chunk_tokens = 8192
     has_host = False
+    num_clipped = 0
 
     def __init__(self, step_s: float = 0.0) -> None:
         super().__init__()

@@ -14,9 +14,9 @@ from typing import Any
 
 from bough.cache.residency.rates import Rates
 from bough.cache.tree.state import Block, Buffer, Group, GroupSource, Incoming, Kind, Lane, Page, RowSpan, State, Tier
-from bough.cache.tree.tokens import pack, unpack
 from bough.engines.contract import Capabilities, EngineInfo, ScoredRun
 from bough.errors import EngineError
+from bough.tokens import pack, unpack
 from bough.types import Draw, SampledToken
 
 WINDOW = 4
@@ -180,6 +180,7 @@ class FakeEngine:
         self.capabilities = Capabilities()
         self.info = EngineInfo("fake", "tokens", "unknown", "tokens")
         self.max_chunk_tokens = 8192
+        self.num_clipped = 0
         self.live: set[Page | State] = set()
         self.evaluated: list[int] = []  # tokens per call
         self.fail_next: str | None = None  # the call that fails next: "evaluate", "publish", "cut", …

@@ -11,7 +11,7 @@ from bough.cache.residency.memory import memory_bytes
 from bough.cache.session import Session
 from bough.cache.tree.node import Node
 from bough.cache.tree.state import Group, Kind, Tier
-from bough.cache.tree.tokens import unpack
+from bough.tokens import unpack
 from tests.fake_pool import PooledFakeEngine, PooledFakeLane
 from tests.fakes import FakeEngine, FakeLane
 
@@ -22,7 +22,7 @@ def check(cache: PrefixCache, engine: FakeEngine, sessions: Iterable[Session] = 
     All nodes are recorded at the end, so that the next check finds a record that should have been noted as out of date.
     """
     cache.check()
-    for _ in cache.forest.census.update():
+    for _ in cache.memory.census.update():
         pass
     held = []
     for trie in cache.forest.tries.values():

@@ -64,7 +64,9 @@ def load_packed(folder: Path, weights: str = "auto", **settings: Any) -> TorchEn
 
 
 def make_settings(folder: Path, weights: str = "auto", **settings: Any) -> Settings:
-    return Settings(device="cpu", weights=weights, cache_folder=folder.parent / "verdicts", **settings)
+    """Rows in float32 unless the test wants others: what it compares with has no rows at all."""
+    chosen = {"device": "cpu", "weights": weights, "cache_folder": folder.parent / "verdicts", "kv": "float32"}
+    return Settings(**chosen | settings)
 
 
 def make_reference(folder: Path, weights: str = "auto") -> Callable[[list[int]], Tensor]:

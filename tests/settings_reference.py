@@ -127,7 +127,7 @@ def find_flags() -> dict[str, str]:
     """The flag of each setting that has one, in Markdown."""
     found: dict[str, str] = {}
     for name in COMMANDS:
-        command = typer.main.get_command(app).get_command(None, name)  # type: ignore[attr-defined]
+        command = typer.main.get_command(app).get_command(None, name).load()  # type: ignore[attr-defined]
         for param in command.params:
             for setting in settings_of(cast(typer.Context, SimpleNamespace(command=command, params={param.name: ""}))):
                 names = [text for text in (*param.opts, *param.secondary_opts) if text.startswith("--")]

@@ -97,7 +97,7 @@ def _open_cache(variant: ChunkVariant, total: int) -> Iterator[PrefixCache]:
                 _fill(cache, budget_bytes, total // 16)
             yield cache
         finally:
-            cache.close()
+            cache.upkeep.close()
 
 
 def _fill(cache: PrefixCache, budget_bytes: int, step: int) -> None:

@@ -18,13 +18,14 @@ from benchmarks.null_engine import NUM_BYTES, VOCAB_SIZE
 from benchmarks.streams.model import write_word_model
 from bough.cache.admin.watch import TreeWatch
 from bough.cache.prefix_cache import PrefixCache
-from bough.cache.tree.tokens import unpack
 from bough.models.tokenizer import load_tokenizer
 from bough.replay.engine import CountingEngine
 from bough.server.serving.events.frames import write_nodes
+from bough.server.serving.events.messages import MessageFinder
 from bough.server.serving.events.reader import EventReader
 from bough.server.serving.model.contract import Look
 from bough.server.serving.model.in_process import look
+from bough.tokens import unpack
 
 NUM_NODES = 10_000
 _EDGE_TOKENS = 48
@@ -55,13 +56,14 @@ def measure_large_tree(num_nodes: int = NUM_NODES) -> LargeTreeFigures:
     _grow(cache, num_nodes)
     with TemporaryDirectory(prefix="bough-events-") as folder:
         tokenizer = load_tokenizer(write_word_model(Path(folder), VOCAB_SIZE))
+    find_messages = MessageFinder(tokenizer).find
     watch = TreeWatch(cache)
     first = _timed_look(cache, watch)
     started_s = time.perf_counter()
-    pieces = write_nodes(first.found.changes, lambda packed: tokenizer.decode(unpack(packed)))
+    pieces = write_nodes(first.found.changes, lambda packed: tokenizer.decode(unpack(packed)), find_messages)
     written_s = time.perf_counter() - started_s
     later = [_look_after_change(cache, watch) for _ in range(_LATER_LOOKS)]
-    changed = write_nodes(later[-1].found.changes, lambda packed: tokenizer.decode(unpack(packed)))
+    changed = write_nodes(later[-1].found.changes, lambda packed: tokenizer.decode(unpack(packed)), find_messages)
     return LargeTreeFigures(
         num_nodes,
         round(1e3 * first.seconds, 2),
@@ -111,7 +113,7 @@ def _timed_look(cache: PrefixCache, watch: TreeWatch) -> _TimedLook:
 
 def _look_after_change(cache: PrefixCache, watch: TreeWatch) -> _TimedLook:
     trie = cache.forest.open("")
-    trie.census.note(next(iter(trie.root.children.values())))
+    trie.memory.note(next(iter(trie.root.children.values())))
     return _timed_look(cache, watch)
 
 

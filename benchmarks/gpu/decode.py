@@ -96,7 +96,7 @@ def measure_case(driver: Driver, setup: GpuSetup, case: GpuDecodeCase, sampling:
 @contextmanager
 def decoding(driver: Driver, setup: GpuSetup, case: GpuDecodeCase, sampling: dict[str, Any]) -> Iterator[list[Delivery]]:
     """All requests of a case, decoding and warmed up, on what the case says is known. They are cancelled at the end."""
-    driver.runtime.prefix_cache.clear()
+    driver.runtime.prefix_cache.upkeep.clear()
     for ids in case.known:
         driver.answer(ids, max_tokens=0)
     spare = 2 * case.num_lanes  # the first decode while the last are still being read

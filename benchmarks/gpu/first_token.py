@@ -23,7 +23,7 @@ def measure_first(driver: Driver, setup: GpuSetup) -> Iterator[GpuFigure]:
     fresh = iter(random_prompts(vocab, setup.tokens, 2 * (WARM_ROUNDS + setup.rounds), seed=3))
     yield _measure(driver, setup, f"cold, {setup.tokens:,} tokens, rested", lambda: next(fresh), rest_s=setup.rest_s)
     yield _measure(driver, setup, f"cold, {setup.tokens:,} tokens, back to back", lambda: next(fresh))
-    driver.runtime.prefix_cache.clear()
+    driver.runtime.prefix_cache.upkeep.clear()
     (prefix,) = random_prompts(vocab, setup.tokens, 1)
     driver.answer(prefix)
     yield _measure(driver, setup, "fully cached", lambda: prefix, is_known=True)
@@ -58,7 +58,7 @@ def _ask(driver: Driver, prompt: list[int], rest_s: float, is_known: bool) -> De
     if is_known:
         clear_lanes(driver.runtime)
     else:
-        driver.runtime.prefix_cache.clear()
+        driver.runtime.prefix_cache.upkeep.clear()
     driver.runtime.engine.synchronize()
     time.sleep(rest_s)
     return driver.answer(prompt, ANSWER_TOKENS)

@@ -26,7 +26,7 @@ def measure_memory(driver: Driver, setup: GpuSetup) -> Iterator[GpuFigure]:
 def _measure_lanes(driver: Driver, setup: GpuSetup) -> GpuFigure:
     """The largest number of lanes on one prefix, while they decode."""
     runtime, count = driver.runtime, max(setup.lanes)
-    runtime.prefix_cache.clear()
+    runtime.prefix_cache.upkeep.clear()
     allocated = allocated_bytes(runtime)
     with decoding(driver, setup, shared_case(setup, runtime.engine.vocab_size, count), GREEDY) as deliveries:
         tails = [setup.tail_tokens + len(each.token_ids) for each in deliveries]
@@ -38,7 +38,7 @@ def _measure_lanes(driver: Driver, setup: GpuSetup) -> GpuFigure:
 def _measure_conversations(driver: Driver, setup: GpuSetup) -> GpuFigure:
     """Conversations that share nothing and have ended: the tree holds them, and so do idle lanes."""
     runtime = driver.runtime
-    runtime.prefix_cache.clear()
+    runtime.prefix_cache.upkeep.clear()
     prompts = random_prompts(range(runtime.engine.vocab_size), setup.tokens, setup.conversations, seed=5)
     answers = [driver.answer(prompt) for prompt in prompts]
     found = _count(runtime, [setup.tokens + ANSWER_TOKENS - 1] * len(answers))

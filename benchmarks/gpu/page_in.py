@@ -19,7 +19,7 @@ def measure_page_in(driver: Driver, setup: GpuSetup) -> Iterator[GpuFigure]:
     if not runtime.prefix_cache.memory.host_budget_bytes:
         device = runtime.engine.info.device
         raise RequestError(f"there is no host tier on {device}: nothing can be brought back from host memory")
-    runtime.prefix_cache.clear()
+    runtime.prefix_cache.upkeep.clear()
     (prompt,) = random_prompts(range(runtime.engine.vocab_size), setup.tokens, 1)
     driver.answer(prompt)
     answers = [_come_back(driver, prompt) for _ in range(setup.rounds + 1)][1:]

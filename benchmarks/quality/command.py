@@ -18,19 +18,21 @@ from bough.cli.bench import BenchReport, Json, Model, Weights, load_model, read_
 def quality(
     model: Model = None,
     weights: Weights = "auto",
+    kv: Annotated[str, typer.Option(metavar="LIST", help="Types of rows to compare instead, such as float16,int8.")] = "",
     tokens: Annotated[int, typer.Option(min=1, help="Positions to compare, all prompts together.")] = 1000,
     prompts: Annotated[int, typer.Option(min=1, max=len(PROMPTS), help="How many of the built-in prompts.")] = 5,
     as_json: Json = False,
     **settings: Any,
 ) -> None:
-    """What other weights do to the answers: greedy tokens, logits and KL divergence against float32."""
-    others = [each for each in read_weights(weights) if each != REFERENCE]
+    """What other weights, or other types of rows, do to the answers: tokens, logits and KL divergence against float32."""
+    setting, names = ("kv", kv.split(",")) if kv else ("weights", read_weights(weights))
+    others = [each for each in names if each != REFERENCE]
     if not others:
-        raise typer.BadParameter(f"{weights!r} names no weights to compare with {REFERENCE}")
+        raise typer.BadParameter(f"{kv or weights!r} names no {setting} to compare with {REFERENCE}")
     report, found, chosen = BenchReport("quality", as_json), list[Quality](), PROMPTS[:prompts]
     load = partial(load_model, model, None, **settings)
     with (
-        load_variants([REFERENCE, *others], lambda each: load(weights=each)) as variants,
+        load_variants([REFERENCE, *others], lambda each: load(**{setting: each})) as variants,
         report.counting("quality", prompts) as count,
     ):
         for part in measure_quality(variants, chosen, -(-tokens // prompts)):
@@ -38,7 +40,7 @@ def quality(
             count()
         found += [add_up([each for each in found if each.weights == name]) for name in others]
         about, lines = describe_variants(variants), variant_lines(variants)
-    columns = ("prompt", "weights", "equal tokens", "same best", "KL mean", "KL max", "logits", "lead")
+    columns = ("prompt", setting, "equal tokens", "same best", "KL mean", "KL max", "logits", "lead")
     report.table(f"against {REFERENCE}", columns, map(_quality_row, found))
     for line in [report.machine_line(), *lines]:
         report.line(line)

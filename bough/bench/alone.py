@@ -11,9 +11,9 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from bough.cache.session import Reuse
 from bough.engines.contract import Engine
 from bough.generate.generation import ChunkSize, Generation
+from bough.generate.reuse import Reuse
 from bough.prompting.prompt import prepare_request
 from bough.prompting.user_prompt import read_prompt
 from bough.runtime import Runtime

@@ -84,7 +84,7 @@ def _run_all(console: Console, runtime: Runtime) -> tuple[dict[str, StrategyResu
             results[name] = run.result
             if name == "tree" and isinstance(run.strategy, PrefixCache):
                 decode = partial(runtime.tokenizer.decode, skip_special_tokens=False)
-                drawing = str(view_tree(run.strategy.forest, run.strategy.clock.now(), decode))
+                drawing = str(view_tree(run.strategy, run.strategy.clock.now(), decode))
             run.strategy.clear()
     return results, drawing
 

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from bough.cache.prefix_cache import PrefixCache
-from bough.cache.session import Reuse
 from bough.cache.tree.plan import LiveRows, plan
 from bough.cache.tree.state import PAGE_TOKENS, Group, GroupSource, Kind, Lane, Page, PageStore, State, page_ranges
-from bough.cache.tree.tokens import common_prefix, num_tokens
+from bough.generate.reuse import Reuse
 from bough.runtime import Runtime
-from bough.tokens import Tokens
+from bough.tokens import Tokens, common_prefix, num_tokens
 from bough.types import Loading
 
 MAX_COPIES = 10
@@ -42,6 +41,9 @@ class TreeStrategy(PrefixCache):
     @property
     def kept_bytes(self) -> int:
         return self.memory.tree_bytes
+
+    def clear(self) -> None:
+        self.upkeep.clear()
 
 
 class LaneSession:

@@ -1,8 +1,9 @@
-"""Filling: content that the tree knows and does not have in memory is taken from a lane that holds it.
+"""Filling: content that the tree knows and does not have on the device is taken from a lane that holds it.
 
 Rows and states are on disk alone where computing was estimated to be quicker than loading; rows are missing after a load
 that failed. Once a lane has computed them they are in memory again, so that the next turn finds them there when another
-request has taken the lane. Content that was on disk keeps its files: demoting it again costs no write.
+request has taken the lane. Content that was on disk keeps its files: demoting it again costs no write. Rows on the host are
+promoted when the request ends, and older content is demoted for them.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bough.cache.residency import LiveSequence, Residency
+from bough.cache.residency import LaneSlot, LiveSequence, Residency
 from bough.cache.tree.node import Node
 from bough.cache.tree.state import Group, Item, Kind, Lane, Page, Range, State, Tier, page_ranges
 from bough.errors import EngineError
 
 log = logging.getLogger(__name__)
+
+HIGH_WATER = 0.9
+"""Idle content is demoted from the device to the host as soon as this share of the budget is used."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,68 @@ class Filler:
         return True
 
 
+class Promoter:
+    """Keeps on the device what was used last, as far as there is room, where a host tier takes the rest."""
+
+    def __init__(self, residency: Residency) -> None:
+        self._memory = residency.memory
+        self._room = residency.room
+        self._evictor = residency.evictor
+        self._lanes = residency.lanes
+
+    def promote(self, sequence: LiveSequence, path: Sequence[Node]) -> None:
+        """Bring recorded rows on the host back to the device: from the lane, which holds them too.
+
+        As far as there is room. A page that making room for others has taken from the host is left out.
+        """
+        if not self._memory.host_budget_bytes or self._room.budget_bytes is None:
+            return
+        for node, page in _pages_on_host(sequence, path):
+            has_room = self._demote_older(sequence, node, page)
+            if page.tier is not Tier.HOST or node.pages_between(page.group, *page.span) != [page]:
+                continue
+            if not has_room:
+                return
+            try:
+                take_from_lane(sequence, node, page)
+            except (EngineError, MemoryError):
+                return
+            self._evictor.offer(sequence.trie, node)
+
+    def _demote_older(self, sequence: LiveSequence, node: Node, page: Page) -> bool:
+        """Demote older content, so that this page fits on the device, and into its salt's share."""
+        assert self._room.budget_bytes is not None
+        memory, lane = sequence.trie.memory, sequence.lane
+        nbytes = share_bytes = page.nbytes
+        if lane.shares_rows:
+            block = lane.spans(page.group, *page.span)[0].block
+            share_bytes = 0 if block is None or memory.has_pages_in(block) else block.nbytes
+            nbytes = share_bytes if page.group.kind is Kind.WINDOW else 0
+        if memory.num_bytes[Tier.DEVICE] + share_bytes > self._evictor.share_of(self._room.budget_bytes):
+            return False
+        while not self._is_low(nbytes):
+            oldest = self._evictor.order.peek(Tier.DEVICE)
+            if oldest is None or oldest.node.last_used >= node.last_used or not self._demote_one(sequence.slot):
+                return False
+        return True
+
+    def _demote_one(self, spare: LaneSlot | None = None) -> bool:
+        """Demote content to the host; or clear an idle lane, if it alone holds what was demoted before."""
+        return self._lanes.clear_oldest_idle(spare, is_sharing=True) or self._evictor.demote_one()
+
+    def _is_low(self, extra_bytes: int = 0) -> bool:
+        """Whether the device would be used below its high-water mark."""
+        assert self._room.budget_bytes is not None
+        return self._room.used_bytes + extra_bytes <= HIGH_WATER * self._room.budget_bytes
+
+    def demote_ahead(self) -> None:
+        """Demote idle content to the host before the device is full, so that the next request finds room."""
+        if not self._memory.host_budget_bytes or self._room.budget_bytes is None:
+            return
+        while not self._is_low() and self._demote_one():
+            pass
+
+
 def _up_to(gaps: Sequence[_Gap], end: int) -> list[_Gap]:
     return [gap for gap in gaps if gap.end <= end]
 
@@ -171,3 +237,15 @@ def take_from_lane(sequence: LiveSequence, node: Node, old: Item) -> None:
         fresh = memory.add(lane.capture(old.group))
     memory.hand_over(old, fresh)
     sequence.trie.replace(node, old, fresh)
+
+
+def _pages_on_host(sequence: LiveSequence, path: Sequence[Node]) -> list[tuple[Node, Page]]:
+    """The recorded pages of a path that are on the host, and whose rows the lane holds."""
+    end, lane = min(sequence.hold.offset, sequence.lane.offset), sequence.lane
+    return [
+        (node, page)
+        for node in path
+        for pages in node.pages.values()
+        for page in pages
+        if page.tier is Tier.HOST and page.end <= end and holds_page(lane, page)
+    ]

@@ -5,7 +5,8 @@ It returns a `Session`, which may first have to load: content on disk is read by
 the lane computes, until it is closed. One thread at a time calls, and `begin` never waits for the disk.
 
 Always true between calls (`check` asserts it):
-- the tries hold, each for itself, what `Trie.check` says, and their bytes are what `Memory` counts, tier by tier;
+- the tries hold, each for itself, what `Trie.check` says, and their bytes are what `Memory` counts, tier by tier, as
+  their nodes are what its census counts;
 - lanes and tree together stay within the device's budget, and the tree within the host's and the disk's;
 - content that is on disk alone has a saved file there, unless that was found damaged;
 - the bytes reserved for loading are those that the loads under way still wait for;
@@ -16,31 +17,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 from bough.cache.adoption import Adopter
 from bough.cache.finish import Finisher
-from bough.cache.graft import Graft, ImportedTree
 from bough.cache.record import POINT_SPACING, CaptureCosts, Recorder
 from bough.cache.residency import Clock, Lanes, Memory, Rates, Residency, SaltForest, SaltTrie, Tiers
 from bough.cache.residency.policy import Policy
-from bough.cache.residency.saving import SavePass, forget_disk
-from bough.cache.restore import restore
+from bough.cache.restore import attach, restore
 from bough.cache.session import Session, SessionContext
-from bough.cache.steps import RunSteps, Steps, run_at_once
+from bough.cache.tree.address import DiskFile, PointRecord
 from bough.cache.tree.forest import Forest
 from bough.cache.tree.state import PAGE_TOKENS, Lane, PageStore
-from bough.cache.tree.tokens import num_tokens, pack
+from bough.cache.upkeep import Upkeep
 from bough.errors import RequestError
-from bough.tokens import Tokens
+from bough.tokens import Tokens, num_tokens, pack
 from bough.types import Boundary
-
-SEND_WITHIN_S = 60.0
-"""How long `flush` waits for the shared store."""
-
-SAVE_PASSES = 4
-"""How often `save` looks for items that requests have left unsaved meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +44,11 @@ class ReuseVersion:
     lanes_version: int
 
 
-@dataclass(frozen=True)
-class SaveResult:
-    """Whether the disk took and wrote what it had room for, and how many items in memory it has no room for."""
-
-    is_written: bool
-    num_without_room: int = 0
-
-
 class PrefixCache:
-    """Begins sessions over one set of lanes, one budget for each tier, and one trie for each salt."""
+    """Begins sessions over one set of lanes, one budget for each tier, and one trie for each salt.
+
+    `upkeep` clears, saves and closes all of it.
+    """
 
     def __init__(
         self,
@@ -102,6 +89,7 @@ class PrefixCache:
         self._costs = costs = CaptureCosts(self.memory, residency.room)
         self._adopter = Adopter(residency)
         self.finisher = Finisher(residency, costs, policy=policy, keeps_on_device=keeps_on_device)
+        self.upkeep = Upkeep(residency, self.finisher)
         self._context = SessionContext(
             point_spacing=point_spacing,
             reuse_limit=reuse_limit,
@@ -115,9 +103,9 @@ class PrefixCache:
         """Build the tree that an earlier run left on disk. Only at the start, while the cache is empty."""
         restore(self.residency)
 
-    def graft(self, salt: str, imported: ImportedTree) -> Steps[None]:
-        """Add to the tree what an import has put on disk for a salt."""
-        return Graft(self.residency, salt, imported).run()
+    def attach(self, salt: str, files: Sequence[DiskFile], points: Sequence[PointRecord]) -> None:
+        """Add to the tree of a salt what an import has put on disk, and drop what the tree does not need."""
+        attach(self.residency, salt, files, points)
 
     def begin(
         self,
@@ -140,17 +128,16 @@ class PrefixCache:
         total = len(prompt)
         if total == 0:
             raise RequestError("the prompt has 0 tokens, and needs at least 1")
-        captures = self._costs.choose(boundaries, total)
+        captures = self._costs.choose(boundaries, total)  # before anything is taken: a boundary may make no sense
         reuses = self._reuses(total)
         trie = self.forest.open(salt)
         try:
-            adoption = self._adopter.adopt(trie, prompt.key, salt, total + max_new_tokens, reuses=reuses and reuse)
+            adoption = self._adopter.adopt(trie, prompt.key, total + max_new_tokens, reuses=reuses and reuse)
         except BaseException:
             self.residency.evictor.forget_if_empty(trie)
             raise
-        return Session(
-            self._context, adoption, prompt, salt, keeps_state=reuses and keep_state, captures=captures, keep=keep
-        )
+        keeps_state = reuses and keep_state
+        return Session(self._context, adoption, prompt, captures=captures, keeps_state=keeps_state, keep=keep)
 
     def _reuses(self, total: int) -> bool:
         return self.is_enabled and not self._context.is_beyond_limit(total)
@@ -180,113 +167,12 @@ class PrefixCache:
         prompt = pack(ids)
         return self.forest.find(salt).match(prompt).is_kept(num_tokens(prompt))
 
-    def clear(self, salt: str | None = None, run: RunSteps = run_at_once) -> None:
-        """Forget everything that no busy lane stands on, or one salt's; delete all of it on disk and in the store.
-
-        Waits for that on the calling thread; `run` runs what touches the tree. Raises DiskError or StoreError if content
-        may be left, as on a disk that is only read.
-        """
-        shared = self.memory.shared
-        with ExitStack() as waits:  # the store is waited for even if the disk fails
-            wait_for_disk = run(lambda: self._clear(salt))
-            if shared is not None:
-                waits.callback(shared.clear(salt))
-            wait_for_disk()
-
-    def _clear(self, salt: str | None) -> Steps[Callable[[], None]]:
-        """Forget everything, or one salt's; returns a function that waits for the disk."""
-        if salt is None:
-            self.finisher.reset_duel()
-        yield from self._clear_memory(salt)
-        disk = self.memory.disk
-        if disk is None:
-            return lambda: None
-        for trie in self._tries(salt):
-            forget_disk(trie)  # not interrupted: everything that has a file then is deleted
-        return disk.clear(None if salt is None else disk.root(salt))
-
-    def _clear_memory(self, salt: str | None = None) -> Steps[None]:
-        """Clear idle lanes and drop everything that no busy lane stands on."""
-        for slot in self.lanes.idle():
-            if salt in (None, slot.salt):
-                slot.clear()
-        for trie in self._tries(salt):
-            yield from self.residency.evictor.clear(trie)
-
-    def _tries(self, salt: str | None) -> list[SaltTrie]:
-        """The tries of all salts, or of one."""
-        found = None if salt is None else self.forest.find(salt)
-        return [trie for trie in self.forest.tries.values() if found in (None, trie)]
-
-    def flush(self, salt: str | None = None, run: RunSteps = run_at_once) -> bool:
-        """Hand everything that the disk lacks to it, or one salt's, and wait until it is written; False if that failed.
-
-        Waits on the calling thread, for uploads to the shared store too; `run` runs what touches the tree.
-        """
-        disk, shared = self.memory.disk, self.memory.shared
-        is_sent = shared is None or shared.uploader.settle(SEND_WITHIN_S)
-        if disk is None:
-            return is_sent
-        is_taken = not run(lambda: self._save_all(salt)).num_refused
-        is_safe = disk.flush() and is_taken
-        run(lambda: self._drop_replaced(salt))
-        return disk.flush() and is_safe and is_sent  # the second time without files that newer ones replaced
-
-    def save(self, salt: str, run: RunSteps) -> SaveResult:
-        """Write everything of a salt that the disk lacks, while requests go on.
-
-        Repeated a few times, because requests may cut a page that is not written yet: without its parts, pages after them
-        could not be found from the root. A disk that is only read has no room for anything.
-        """
-        disk = self.memory.disk
-        assert disk is not None
-        if disk.read_only:
-            return SaveResult(is_written=True, num_without_room=run(lambda: self._drop_replaced(salt)))
-        for _ in range(SAVE_PASSES):
-            done = run(lambda: self._save_all(salt))
-            if not disk.settle(disk.root(salt)):
-                return SaveResult(is_written=False)
-            if not done.num_items:
-                break
-        num_without_room = run(lambda: self._drop_replaced(salt))
-        return SaveResult(not done.num_refused, num_without_room)
-
-    def _save_all(self, salt: str | None) -> Steps[SavePass]:
-        num_items = num_refused = 0
-        for trie in self._tries(salt):
-            done = yield from self.residency.saver.save_all(trie)
-            num_items += done.num_items
-            num_refused += done.num_refused
-        return SavePass(num_items, num_refused)
-
-    def _drop_replaced(self, salt: str | None) -> Steps[int]:
-        """Drop files that newer ones have replaced; returns how many items the disk has no room for."""
-        num_without_room = 0
-        for trie in self._tries(salt):
-            trie.memory.drop_replaced()
-            num_without_room += yield from self.residency.saver.count_without_room(trie)
-        return num_without_room
-
-    def detach_disk(self) -> None:
-        """Release all memory, and forget disk and store; content that was written there stays there."""
-        self.memory.detach_disk(self.forest.items())
-        run_at_once(self._clear_memory)
-
-    def close(self) -> None:
-        """Write everything to disk and release all memory. Only at the end, when no lane is busy."""
-        disk, shared = self.memory.disk, self.memory.shared
-        if shared is not None:
-            shared.close()  # first: it reads what is in memory
-        if disk is not None:
-            self.flush()
-            disk.close()
-        self.detach_disk()
-
     def check(self) -> None:
         """Assert what the module's docstring says."""
         room = self.residency.room
         self.forest.check()
         self.memory.check(list(self.forest.items()))
+        self.memory.census.check([trie.memory.census for trie in self.forest.tries.values()])
         self.residency.loader.check()
         if self.memory.shared is not None:
             self.memory.shared.check()

@@ -1,8 +1,9 @@
 """One request's use of the cache: begin → load → publish, capture → close.
 
 A session owns a busy lane and a hold on the path that it stands on. While it `is_loading`, parts of that path are being
-read from disk, and the lane must not be used. Afterwards it keeps the record of what the lane contains; the lane's state is
-never ahead of that record, except in the middle of a forward pass.
+read, and the lane must not be used: then only `advance_loading`, `wait_for_reads`, `schedule`, `close` and what tells how
+far it is may be called. Afterwards it keeps the record of what the lane contains; the lane's state is never ahead of that
+record, except in the middle of a forward pass.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Self
 
 from bough.cache.adoption import Adoption
 from bough.cache.finish import Finisher
@@ -22,57 +23,12 @@ from bough.cache.tree.node import Reason
 from bough.cache.tree.state import GroupSource, Incoming, Lane
 from bough.errors import EngineError
 from bough.tokens import Tokens
-from bough.types import Boundary, Loading
+from bough.types import Loading
 
 log = logging.getLogger(__name__)
 
 READ_WAIT_S = 0.01
 """The time between two checks of `finish_loading`, whether waiting is still worth it, in seconds."""
-
-
-class ReuseSession(Protocol):
-    """The part of a session that generation uses. The benchmarks run simpler strategies through it, in one pipeline."""
-
-    @property
-    def lane(self) -> Lane: ...
-    @property
-    def matched(self) -> int: ...
-    @property
-    def cached(self) -> int: ...
-    @property
-    def loading(self) -> Loading: ...
-    @property
-    def is_loading(self) -> bool: ...
-    @property
-    def loaded_tokens(self) -> int: ...
-    def advance_loading(self) -> bool: ...
-    def wait_for_reads(self, timeout_s: float) -> None: ...
-    def schedule(self, offset: int) -> None: ...
-    def next_chunk(self, max_tokens: int) -> Tokens: ...
-    def feeding(self, ids: Sequence[int]) -> AbstractContextManager[None]: ...
-    def begin_feed(self) -> None: ...
-    def end_feed(self, token_id: int) -> None: ...
-    def publish(self) -> None: ...
-    def restart(self) -> None: ...
-    def reserve(self, total_tokens: int) -> bool: ...
-    def note_prefill(self, seconds: float) -> None: ...
-    def close(self) -> None: ...
-
-
-class Reuse(Protocol):
-    """Begins sessions."""
-
-    def begin(
-        self,
-        ids: Sequence[int],
-        *,
-        boundaries: Sequence[Boundary] = (),
-        salt: str = "",
-        max_new_tokens: int = 0,
-        keep: bool = False,
-        keep_state: bool = True,
-        reuse: bool = True,
-    ) -> ReuseSession: ...
 
 
 @dataclass(frozen=True)
@@ -102,11 +58,10 @@ class Session:
         context: SessionContext,
         adoption: Adoption,
         prompt: Tokens,
-        salt: str,
         *,
+        captures: Sequence[Capture],
         keeps_state: bool,
-        captures: Sequence[Capture] = (),
-        keep: bool = False,
+        keep: bool,
     ) -> None:
         self.sequence = adoption.sequence
         self.lane: Lane = adoption.sequence.lane  # as a plain field: every step reads it
@@ -120,7 +75,6 @@ class Session:
         self._adoption = adoption
         self._prompt_captures = captures
         self._keeps_prompt = keep
-        self.salt = salt
         if not adoption.is_loading:
             self._schedule_prompt()
 
@@ -239,7 +193,7 @@ class Session:
 
     def publish(self) -> None:
         """Hand what the lane holds to the tree: other requests can use it while this one goes on."""
-        assert self.is_whole and not self.is_closed
+        assert self.is_whole and not self.is_closed and not self.is_loading
         if not self.keeps_state:
             return
         limit, end = self._context.reuse_limit, self.sequence.offset
@@ -264,11 +218,9 @@ class Session:
 
     def _reserve_again(self) -> None:
         """Make room for all rows once more, where the tree keeps those that the lane had. Raises DoesNotFit."""
-        room, slot, incoming = self._context.residency.room, self.sequence.slot, Incoming(0)
-        if not slot.lane.shares_rows:
-            return
-        if not room.reserve(slot, self.sequence.total_tokens, incoming=incoming):
-            raise room.refuse(slot.lane.bytes_after_clear(self.sequence.total_tokens, incoming))
+        room, slot, total = self._context.residency.room, self.sequence.slot, self.sequence.total_tokens
+        if slot.lane.shares_rows and not room.reserve(slot, total, incoming=Incoming(0)):
+            raise room.refuse_lane(slot, total)
 
     def note_prefill(self, seconds: float) -> None:
         """Learn the rate of computing from the rest of the prompt, up to the first token."""
@@ -292,7 +244,7 @@ class Session:
         finally:
             self.is_closed = True
             self._context.finisher.finish(
-                self.sequence, self.prompt.key, self.salt, keeps_state=self.keeps_state, is_whole=self.is_whole
+                self.sequence, self.prompt.key, keeps_state=self.keeps_state, is_whole=self.is_whole
             )
             self._context.residency.evictor.forget_if_empty(self.sequence.trie)
 

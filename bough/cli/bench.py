@@ -21,6 +21,7 @@ from rich.table import Table
 from bough.bench.report import load_warning, read_load, read_machine, require_matplotlib
 from bough.bench.workload import SHAPES, SwitchSetup
 from bough.cli import options
+from bough.cli.groups import CommandApp
 from bough.cli.terminal.progress import make_counter, show_progress
 from bough.config import WEIGHTS, load_settings
 from bough.runner import Runner
@@ -28,7 +29,7 @@ from bough.runner import Runner
 if TYPE_CHECKING:
     from bough.bench.decode import DecodeReport, Figure
 
-app = typer.Typer(help="Measure Bough on this machine, next to simpler ways and other servers.", no_args_is_help=True)
+app = CommandApp("Measure Bough on this machine, next to simpler ways and other servers.")
 
 Json = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")]
 Model = Annotated[str | None, typer.Option("--model", "-m", help="The model to run; not given: the default model.")]

@@ -26,7 +26,7 @@ from bough.cache.store import StoreError
 from bough.cache.store.format import LEASE
 from bough.cli import options
 from bough.cli.client import Client, find_client
-from bough.cli.terminal.columns import memory, wrap
+from bough.cli.terminal.columns import wrap
 from bough.cli.terminal.screen import Screen
 from bough.config import Settings, find_given, load_settings, read_cluster_secret
 from bough.engines.choice import choose_engine, find_installed, is_apple_silicon
@@ -206,7 +206,7 @@ def _describe_torch() -> str:
         mps = "yes" if torch.backends.mps.is_available() else "no"
         return f"cuda: no, mps: {mps}, {torch.get_num_threads()} threads by default"
     name, total_bytes = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
-    return f"cuda: yes, {torch.cuda.device_count()} device(s), the first is {name} with {memory(total_bytes)}"
+    return f"cuda: yes, {torch.cuda.device_count()} device(s), the first is {name} with {filesize.decimal(total_bytes)}"
 
 
 def _check_kernels(settings: Settings) -> Iterator[Finding]:
@@ -228,7 +228,8 @@ def _check_machine(settings: Settings) -> Iterator[Finding]:
     num_cores = os.cpu_count() or 1
     usable = limit_threads(num_cores)
     cores = f"{num_cores} cores" + ("" if usable == num_cores else f", of which a control group allows {usable}")
-    text = f"{memory(found.available_bytes)} of {memory(found.total_bytes)} memory are available, {cores}"
+    memory = f"{filesize.decimal(found.available_bytes)} of {filesize.decimal(found.total_bytes)} memory"
+    text = f"{memory} are available, {cores}"
     yield Finding("ok", "machine", f"{text}, threads: {threads}")
 
 
@@ -248,8 +249,10 @@ def _check_folders(settings: Settings) -> Iterator[Finding]:
 
 
 def _check_budgets(settings: Settings) -> Iterator[Finding]:
-    device = "is derived when a model is loaded" if settings.device_memory is None else memory(settings.device_memory)
-    host = memory(default_host_bytes() if settings.host_memory is None else settings.host_memory)
+    device = (
+        "is derived when a model is loaded" if settings.device_memory is None else filesize.decimal(settings.device_memory)
+    )
+    host = filesize.decimal(default_host_bytes() if settings.host_memory is None else settings.host_memory)
     disk = filesize.decimal(disk_budget_bytes(settings))
     host += " (only beside a GPU with memory of its own)"
     yield Finding("ok", "budgets", f"device_memory {device}; host_memory {host}; disk {disk}")

@@ -3,7 +3,8 @@
 Exit codes: 0 success, 1 a BoughError or an error of the system (a full disk, an unreadable folder), 2 wrong usage, 130
 stopped by Ctrl-C. Any other exception is a bug and shows its traceback; `--debug` shows the traceback of every error.
 
-A command's module is imported when that command is used: `bough run` with a server does not wait for the runner's imports.
+A command's module is imported when that command is used: `bough run` with a server does not wait for the runner's imports,
+and `bough --help` does not wait for any.
 """
 
 from __future__ import annotations
@@ -14,46 +15,72 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
+from bough.cli.groups import PlainCommand, PlainGroup
 from bough.cli.terminal.screen import Screen
 from bough.errors import BoughError
-from bough.system.distribution import VERSION
 from bough.system.light_imports import make_imports_light
 
 INTERRUPTED = 130
 COMMANDS = {
-    "run": "bough.cli.run:run",
-    "serve": "bough.cli.server:serve",
-    "pull": "bough.cli.models:pull",
-    "list": "bough.cli.models:list_models",
-    "show": "bough.cli.models:show",
-    "rm": "bough.cli.models:remove",
-    "cp": "bough.cli.models:copy",
-    "ps": "bough.cli.server:ps",
-    "stop": "bough.cli.server:stop",
-    "tree": "bough.cli.tree:tree",
-    "explain": "bough.cli.tree:explain",
-    "launch": "bough.cli.launch:launch",
-    "cache": "bough.cli.cache.app:app",
-    "bench": "bough.cli.bench:app",
-    "replay": "bough.cli.replay:replay",
-    "doctor": "bough.cli.doctor:doctor",
-    "version": "bough.cli.doctor:show_version",
+    "run": ("bough.cli.run:run", "Answer a prompt, or chat."),
+    "serve": (
+        "bough.cli.server:serve",
+        "Serve models over HTTP, with the APIs of Ollama, OpenAI and Anthropic, until Ctrl-C.",
+    ),
+    "pull": ("bough.cli.models:pull", "Fetch a model."),
+    "list": ("bough.cli.models:list_models", "List the models on this machine, and their other names."),
+    "show": ("bough.cli.models:show", "Show the properties of a model, and what the engine can do with it."),
+    "rm": ("bough.cli.models:remove", "Delete models."),
+    "cp": ("bough.cli.models:copy", "Give a model another name."),
+    "create": ("bough.cli.create:create", "Make a model from one that is here, with a Modelfile."),
+    "ps": ("bough.cli.server:ps", "List the models that the server has loaded."),
+    "stop": ("bough.cli.server:stop", "Unload models from the server."),
+    "logs": ("bough.cli.logs:logs", "Show the last lines of the server's log."),
+    "tree": (
+        "bough.cli.tree:tree",
+        "Draw the tree: each edge with its text and its tier, what is kept and what is in use.",
+    ),
+    "explain": ("bough.cli.tree:explain", "Show how much of a prompt is cached, and where it diverges from the tree."),
+    "launch": ("bough.cli.launch:launch", "Start a coding agent or a chat page so that it uses the running server."),
+    "cache": ("bough.cli.cache.app:app", "Show, check, delete, export and import the trees on disk."),
+    "bench": ("bough.cli.bench:app", "Measure Bough on this machine, next to simpler ways and other servers."),
+    "replay": ("bough.cli.replay:replay", "Replay recorded requests against the cache, without a model."),
+    "doctor": ("bough.cli.doctor:doctor", "Check the installation, the folders, the models, the trees and the server."),
+    "version": ("bough.cli.doctor:show_version", "Show the versions of Bough, Python, and the libraries that run models."),
 }
-"""The module of each command, and in it a function or the group of its sub-commands."""
+"""What `bough --help` says of each command, and where it is: a function, or the app of its sub-commands."""
 
 
-class Commands(TyperGroup):
-    """The group of all commands. It imports them when they are used, and turns exceptions into messages and exit codes."""
+class LaterCommand(PlainCommand):
+    """A command that is imported when it is used; before, it has a name and a line of help."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+    def __init__(self, name: str, place: str, help: str) -> None:
+        super().__init__(name, help=help)
+        self._place = place
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in self.commands and cmd_name in COMMANDS:
-            self.commands[cmd_name] = _import_command(cmd_name)
-        return self.commands.get(cmd_name)
+    def load(self) -> Any:
+        """Import the command, or the group of its sub-commands."""
+        module, _, name = self._place.partition(":")
+        found = getattr(importlib.import_module(module), name)
+        if isinstance(found, typer.Typer):
+            group = typer.main.get_group(found)
+            group.name = self.name
+            return group
+        alone = typer.Typer(add_completion=False)
+        alone.command(self.name, cls=PlainCommand)(found)
+        return typer.main.get_command(alone)
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        return self.load().make_context(info_name, args, parent=parent, **extra)
+
+
+class Commands(PlainGroup):
+    """The group of all commands. It turns exceptions into messages and exit codes."""
+
+    def __init__(self, **options: Any) -> None:
+        later = {name: LaterCommand(name, *each) for name, each in COMMANDS.items()}
+        super().__init__(**options | {"commands": later})
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -73,18 +100,6 @@ class Commands(TyperGroup):
             raise typer.Exit(1) from error
 
 
-def _import_command(name: str) -> Any:
-    module, _, found = COMMANDS[name].partition(":")
-    function = getattr(importlib.import_module(module), found)
-    if isinstance(function, typer.Typer):
-        group = typer.main.get_group(function)
-        group.name = name
-        return group
-    alone = typer.Typer(add_completion=False)
-    alone.command(name)(function)
-    return typer.main.get_command(alone)
-
-
 def _discard_blocked_output() -> None:
     """Flush standard output; if that fails, discard it, so that Python does not fail again when it exits."""
     try:
@@ -95,6 +110,8 @@ def _discard_blocked_output() -> None:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
+        from bough.system.distribution import VERSION  # importlib.metadata, which no other command's start needs
+
         typer.echo(f"bough {VERSION}")
         raise typer.Exit()
 

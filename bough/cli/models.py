@@ -24,10 +24,12 @@ from bough.errors import ModelError, ModelNotFound, Unavailable
 from bough.models import ModelFiles, ModelFolder, ModelInfo, PullPlan
 from bough.models.aliases import Alias
 from bough.models.encoders.files import ModelKind, find_kind
-from bough.models.fetching.registry import SHORT_NAMES
+from bough.models.fetching.short_names import list_catalogue
 from bough.models.store import plain_name, tagged_name
 from bough.runtime import find_advice, gguf_support, load_encoder, make_engine
+from bough.system.resources import read_host_memory
 
+_FITS = {"yes": "yes", "tight": "just", "no": "no"}
 _LARGE_BYTES = 2 * 10**9  # above this a download needs a yes on a terminal
 
 
@@ -39,14 +41,16 @@ def pull(
             show_default=False,
         ),
     ] = None,
-    lists: Annotated[bool, typer.Option("--list", help="List the short names, with sizes and licences.")] = False,
+    lists: Annotated[
+        bool, typer.Option("--list", help="List the short names, and which fit into this machine's memory.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before a large download.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Fetch a model. An interrupted download continues where it stopped."""
     screen = Screen()
     if lists:
-        return _list_short_names(screen, as_json)
+        return _list_catalogue(screen, load_settings(), as_json)
     if name is None:
         raise typer.BadParameter("give the name of a model, or --list for the short names")
     settings = load_settings()
@@ -70,14 +74,16 @@ def pull(
     )
 
 
-def _list_short_names(screen: Screen, as_json: bool) -> None:
+def _list_catalogue(screen: Screen, settings: Settings, as_json: bool) -> None:
+    found = list_catalogue(read_host_memory().total_bytes, gguf_support(settings).is_preferred)
     if as_json:
-        facts = [asdict(each) | {"names": list(each.names)} for each in SHORT_NAMES]
-        return screen.write_line(json.dumps(facts, indent=2))
-    rows = [("NAME", "PARAMETERS", "DOWNLOAD", "LICENCE", "FROM")]
-    for each in SHORT_NAMES:
-        sizes = (count(each.num_parameters), filesize.decimal(each.download_bytes))
-        rows.append((", ".join(reversed(each.names)), *sizes, each.license, each.repository or "package index"))
+        return screen.write_line(json.dumps([asdict(each) for each in found], indent=2))
+    rows = [("NAME", "PARAMETERS", "DOWNLOAD", "WEIGHTS", "MEMORY", "FITS", "LICENCE", "FROM")]
+    for each in found:
+        sizes = (count(each.num_parameters), filesize.decimal(each.download_bytes), each.weights)
+        fits = (filesize.decimal(each.needed_bytes), _FITS[each.fits])
+        names = ", ".join(reversed(each.names))
+        rows.append((names, *sizes, *fits, each.license, each.repository or "package index"))
     return screen.write_lines(align(rows, screen.width))
 
 
@@ -90,11 +96,18 @@ def list_models(as_json: Annotated[bool, typer.Option("--json", help="Print a JS
         facts = [*map(_list_facts, found), *(_alias_facts(store, alias) for alias in others)]
         screen.write_line(json.dumps(sorted(facts, key=lambda each: str(each["name"])), indent=2))
     elif found:
-        aliases = ((tagged_name(each.name), f"= {tagged_name(each.target)}", "", "", ago(each.created)) for each in others)
-        rows = sorted([*map(_list_row, found), *aliases])
+        rows = [row for model in found for row in (_list_row(model), *_alias_rows(model, others))]
         screen.write_lines(align([("NAME", "SIZE", "PARAMETERS", "QUANTIZATION", "MODIFIED"), *rows], screen.width))
     else:
         screen.note(f"no models yet: `bough pull {settings.model}` fetches the default one")
+
+
+def _alias_rows(model: ModelFiles, aliases: Sequence[Alias]) -> Iterator[tuple[str, ...]]:
+    """A row for each other name of a model, and for each model that was created from it."""
+    for alias in aliases:
+        if alias.target == model.name:
+            kind = "another name" if alias.overlay.is_empty else "made from it"
+            yield f"  {tagged_name(alias.name)}", kind, "", "", ago(alias.created)
 
 
 def _list_row(model: ModelFiles) -> tuple[str, ...]:
@@ -156,13 +169,46 @@ def show(
         progress.start("reading the model's files", None)
         info = models.describe(files)
         progress.finish()
+    alias = _find_alias(settings)
     if as_json:
         found = {"engine": _check(files, settings, screen)} if check else {}
-        return screen.write_line(json.dumps(asdict(info) | found, indent=2))
+        return screen.write_line(json.dumps(asdict(info) | found | _describe_alias(alias), indent=2))
+    if alias is not None:
+        _write_alias(screen, alias)
     _write_info(screen, info)
     if check:
         _write_engine(screen, _check(files, settings, screen))
     return None
+
+
+def _find_alias(settings: Settings) -> Alias | None:
+    """The alias or the created model of that name; None for a model with weights of its own, and for a path."""
+    try:
+        return ModelFolder(settings.models_folder).find_alias(settings.model)
+    except ModelNotFound:
+        return None
+
+
+def _describe_alias(alias: Alias | None) -> dict[str, Any]:
+    """What differs from the model that it was made from, as plain data; nothing without an alias."""
+    if alias is None:
+        return {}
+    added = {name: value for name, value in asdict(alias.overlay).items() if value}
+    return {"name": alias.name, "made_from": alias.target, **added}
+
+
+def _write_alias(screen: Screen, alias: Alias) -> None:
+    """What another name or a created model adds to the model that it was made from."""
+    overlay = alias.overlay
+    facts = {
+        "made from": alias.target,
+        "system": overlay.system,
+        "parameters": ", ".join(f"{name} {value}" for name, value in overlay.parameters.items()),
+        "messages": count(len(overlay.messages)) if overlay.messages else "",
+        "template": "its own" if overlay.template else "",
+        "license": overlay.license,
+    }
+    _write_section(screen, alias.name, describe(facts, width=screen.width))
 
 
 def _check(files: ModelFiles, settings: Settings, screen: Screen) -> dict[str, Any]:

@@ -18,15 +18,16 @@ from bough.cli import options
 from bough.cli.backends.choice import Backends
 from bough.cli.backends.contract import Backend
 from bough.cli.chat.chat import TerminalChat
-from bough.cli.chat.commands import describe_session
-from bough.cli.chat.loop import history, read_message, run_chat
+from bough.cli.chat.commands import COMMANDS, describe_session
+from bough.cli.chat.line_editor import LineEditor
+from bough.cli.chat.loop import run_chat
 from bough.cli.chat.parameters import NAMES, check, read_format
 from bough.cli.chat.sessions import FIRST, ChatSession, Conversation, Sessions
 from bough.cli.prompt_args import PromptArgs, read_prompt_args
 from bough.cli.terminal.answer import as_dict, describe_end, stream_answer, summarise
 from bough.cli.terminal.screen import Screen, is_interactive
 from bough.config import Settings, load_settings
-from bough.errors import BoughError, ModelNotFound, RequestError
+from bough.errors import BoughError, RequestError
 from bough.types import Prompt
 
 _INTERRUPTED = 130
@@ -118,17 +119,10 @@ def _read_given(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_model(args: PromptArgs, backends: Backends, screen: Screen) -> PromptArgs:
-    """The arguments; a word that was taken for a model becomes the prompt if there is no such model.
-
-    Raises ModelNotFound if more words follow it, or if it is a model's name misspelt.
-    """
-    if not args.is_guess or not args.model or backends.knows(args.model):
+    """The arguments; a word that was taken for a model becomes the prompt if there is no such model."""
+    if backends.known.is_model(args):
         return args
-    missing, near = f"there is no model {args.model!r}", backends.find_near(args.model)
-    if near:
-        raise ModelNotFound(f"{missing}; did you mean {near}?")
-    if not args.is_alone:
-        raise ModelNotFound(f"{missing}; if {args.model!r} is part of the prompt, give the model with --model")
+    missing = f"there is no model {args.model!r}"
     if not is_interactive():
         screen.note(f"{missing}: sending it as a prompt to {backends.default_model}")
     elif not typer.confirm(f"{missing}; send it as a prompt to {backends.default_model}?", default=True, err=True):
@@ -175,10 +169,11 @@ def _chat(
         wraps=run_options.wraps,
     )
     if session is not None:
+        chat.show_so_far()
         screen.note(describe_session(chat))
     try:
-        with history(settings.cache_folder / "history" if run_options.keeps_history else None):
-            run_chat(chat, lambda: read_message(input))
+        with LineEditor(settings.cache_folder / "history" if run_options.keeps_history else None, COMMANDS) as editor:
+            run_chat(chat, editor.read_message)
     finally:
         try:
             chat.keep()

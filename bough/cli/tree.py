@@ -20,14 +20,16 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from bough.cache.admin.node_view import LEAST_WIDTH, MOST_WIDTH, Decode
+from bough.cache.admin.drawing import LEAST_WIDTH, MIN_TOKENS, MOST_WIDTH
+from bough.cache.admin.node_view import Decode
 from bough.cache.admin.trees import TreeInfo, list_trees, open_stored
 from bough.cache.admin.view import look_up, view_tree
 from bough.cache.disk import DiskError
 from bough.cache.prefix_cache import PrefixCache
 from bough.cli import options
+from bough.cli.backends.known_models import KnownModels
 from bough.cli.cache.trees import is_of
-from bough.cli.client import find_client
+from bough.cli.client import Client, find_client
 from bough.cli.prompt_args import read_prompt_args
 from bough.cli.terminal.columns import describe
 from bough.cli.terminal.screen import Screen, neutralise
@@ -48,6 +50,10 @@ Salt = Annotated[str | None, typer.Option(help="Only the tree of this salt.")]
 def tree(
     model: Annotated[str | None, typer.Argument(help="A model, or a tree on disk; not given: the default model.")] = None,
     salt: Salt = None,
+    depth: Annotated[int | None, typer.Option(min=1, help="The most levels to draw; what is below is counted.")] = None,
+    min_tokens: Annotated[
+        int, typer.Option(min=0, help="Join edges of fewer tokens with what follows; count ends of fewer.")
+    ] = MIN_TOKENS,
     is_watched: Annotated[
         bool, typer.Option("--watch", help="Draw the tree of a running server whenever it changes.")
     ] = False,
@@ -57,7 +63,7 @@ def tree(
 ) -> None:
     """Draw the tree: each edge with its text and its tier, what is kept and what is in use.
 
-    Without a running server the tree on disk is drawn. No model is loaded for that.
+    What was used last comes first. Without a running server the tree on disk is drawn. No model is loaded for that.
 
     --watch looks at the server every second until Ctrl-C. In a pipe each tree that differs from the one before is written.
     """
@@ -66,12 +72,13 @@ def tree(
     if client is None:
         if is_watched:
             raise Unavailable("--watch needs a running server; `bough serve` starts one")
-        return _draw_stored(model, salt, as_json, settings, screen)
+        return _draw_stored(model, salt, None if as_json else (_width(), depth, min_tokens), settings, screen)
 
     def draw() -> str:
         if as_json:
             return json.dumps(client.get("/api/cache/tree", model=model, salt=salt), indent=2, ensure_ascii=False)
-        return client.get_text("/api/cache/tree", model=model, salt=salt, format="text", width=str(_width()))
+        sizes = {"width": str(_width()), "depth": None if depth is None else str(depth), "min_tokens": str(min_tokens)}
+        return client.get_text("/api/cache/tree", model=model, salt=salt, format="text", **sizes)
 
     with client:
         return _watch(draw, screen) if is_watched else screen.write_line(draw())
@@ -98,14 +105,17 @@ def _width() -> int:
     return min(max(LEAST_WIDTH, shutil.get_terminal_size().columns), MOST_WIDTH)
 
 
-def _draw_stored(model: str | None, salt: str | None, as_json: bool, settings: Settings, screen: Screen) -> None:
+def _draw_stored(
+    model: str | None, salt: str | None, sizes: tuple[int, int | None, int] | None, settings: Settings, screen: Screen
+) -> None:
+    """Draw the tree on disk in these sizes: width, depth and shortest edge; as JSON without any."""
     with _open(model, settings, screen) as stored:
         decode = _make_decoder(stored, settings, screen)
-        found = view_tree(stored.cache.forest, stored.cache.clock.now(), decode, salt)
-        if as_json:
+        found = view_tree(stored.cache, stored.cache.clock.now(), decode, salt)
+        if sizes is None:
             plain = {"model": stored.tree.model, "roots": json.loads(found.to_json(has_ids=False))}
             return screen.write_line(json.dumps(plain, indent=2, ensure_ascii=False))
-        return screen.write_line(found.draw(_width()))
+        return screen.write_line(found.draw(*sizes))
 
 
 def explain(
@@ -123,27 +133,39 @@ def explain(
 ) -> None:
     """Show how much of a prompt is cached, and where it diverges from the tree.
 
-    Without a running server the tree on disk is looked at. No model is loaded for that.
+    A word that is no model is the prompt, as for `bough run`. Without a running server the tree on disk is looked at. No
+    model is loaded for that.
     """
-    args = read_prompt_args([word for word in (first, *(rest or ())) if word], model, sys.stdin)
-    if not args.prompt:
-        hint = f": {args.model!r} is taken for the model; --model NAME makes all words the prompt" if args.is_alone else ""
-        raise typer.BadParameter(f"there is no prompt to explain{hint}")
     if raw and system is not None:
         raise typer.BadParameter("--system needs the chat template, and --raw does not use it")
     screen, settings = Screen(), load_settings()
     client = find_client(settings, url, is_local=is_local)
+    name, text = _read_args([word for word in (first, *(rest or ())) if word], model, settings, client)
     if client is None:
         messages = [{"role": "system", "content": system}] if system else []
-        prompt = args.prompt if raw else [*messages, {"role": "user", "content": args.prompt}]
-        found = _explain_stored(args.model, prompt, settings, screen)
+        prompt = text if raw else [*messages, {"role": "user", "content": text}]
+        found = _explain_stored(name, prompt, settings, screen)
     else:
         with client:
-            found = client.post("/api/cache/explain", model=args.model, prompt=args.prompt, system=system, raw=raw)
+            found = client.post("/api/cache/explain", model=name, prompt=text, system=system, raw=raw)
     if as_json:
         return screen.write_line(json.dumps(found, indent=2, ensure_ascii=False))
     screen.write_lines(_explain_lines(found))
     return None
+
+
+def _read_args(
+    words: Sequence[str], model: str | None, settings: Settings, client: Client | None
+) -> tuple[str | None, str]:
+    """The model and the prompt. The first word may also be the name of a tree on disk, whose model may be gone."""
+    args = read_prompt_args(words, model, sys.stdin)
+    is_tree = any(is_of(tree, args.model or "") for tree in list_trees(settings.trees_folder))
+    if not is_tree and not KnownModels(settings, client).is_model(args):
+        args = args.as_prompt()
+    if not args.prompt:
+        hint = f": {args.model!r} is a model; --model NAME makes all words the prompt" if args.is_alone else ""
+        raise typer.BadParameter(f"there is no prompt to explain{hint}")
+    return args.model, args.prompt
 
 
 def _explain_stored(
@@ -154,8 +176,10 @@ def _explain_stored(
             raise ModelNotFound(f"the files of {stored.tree.model} are not here: without its tokenizer nothing is matched")
         tokenizer = load_tokenizer(stored.files, settings.trust_remote_code)
         prompts = Prompts(tokenizer, vocab_size=0)
-        packed = prompts.encode(prompt).tokens.key
-        return {"model": stored.tree.model, **asdict(look_up(stored.cache, packed, "").explain(packed, prompts.decode))}
+        encoded = prompts.encode(prompt)
+        packed = encoded.tokens.key
+        found = look_up(stored.cache, packed, "").explain(packed, prompts.decode, encoded.boundaries)
+        return {"model": stored.tree.model, **asdict(found)}
 
 
 def _explain_lines(found: dict[str, Any]) -> Iterator[str]:

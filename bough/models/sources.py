@@ -17,7 +17,7 @@ from pathlib import Path
 from bough.config import Settings
 from bough.errors import ModelNotFound, UnsupportedModel
 from bough.models.aliases import AliasRules
-from bough.models.fetching.registry import find_short_name
+from bough.models.fetching.short_names import find_short_name
 from bough.models.files import CONFIG_FILE, GGUF_FILE, ModelFiles, link_or_copy, stamp_of, translate_os_errors
 from bough.models.fingerprint import combine_hashes, hash_paths, remember_hashes
 from bough.models.gguf.folder import MadeModel, make_folder
@@ -39,11 +39,13 @@ class GgufSupport:
 
     `is_readable`: the engine reads most GGUF files by itself, as MLX does. `is_convertible`: torch is installed, which
     reads the others, or converts them to safetensors. `problem` says why no engine can be used; then both are False.
+    `is_preferred`: weights stay quantized in memory, so a short name stands for a GGUF file rather than for 16 bits.
     """
 
     is_readable: bool
     is_convertible: bool
     problem: str = ""
+    is_preferred: bool = False
 
     def require_engine(self) -> None:
         """Raise UnsupportedModel if no engine can be used."""

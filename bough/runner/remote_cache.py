@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from bough.cache.admin.node_view import NodeView, draw, flatten
+from bough.cache.admin.drawing import MIN_TOKENS, draw
+from bough.cache.admin.node_view import NodeView, flatten
 from bough.cache.admin.view import Explanation
-from bough.cache.tree.tokens import pack
 from bough.client.http import Client
 from bough.errors import RequestError
 from bough.prompting.ask import Ask
 from bough.runner.options import ask_of_prompt
+from bough.tokens import pack
 from bough.types import Message, Prompt
 
 
@@ -30,8 +31,9 @@ class RemoteTree:
     def as_dict(self, *, has_ids: bool = True) -> dict[str, Any]:
         return {salt: [node.as_dict(has_ids=has_ids) for node in nodes] for salt, nodes in self.roots.items()}
 
-    def draw(self, width: int | None = None) -> str:
-        return draw(self.roots, width)
+    def draw(self, width: int | None = None, depth: int | None = None, min_tokens: int = MIN_TOKENS) -> str:
+        """As the tree of a model in this process is drawn."""
+        return draw(self.roots, width, depth, min_tokens)
 
     def __str__(self) -> str:
         return self.draw()

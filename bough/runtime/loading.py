@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from bough import models
 from bough.config import Settings, limit_thread_spinning, load_settings
 from bough.engines.choice import choose_engine, find_installed
 from bough.engines.contract import EncoderEngine, Engine, EngineMaker, ReportProgress
+from bough.engines.shared.engine import check_context
 from bough.engines.torch.cpu.library import TYPES, explain_missing_isa, load_kernels
 from bough.errors import KernelsMissing, ModelNotFound, UnsupportedModel
 from bough.models import Announce
@@ -32,6 +34,7 @@ from bough.runtime.tiers import open_tiers
 from bough.scheduling.worker import Limits
 from bough.system.distribution import find_untested, install_command
 from bough.system.processes import without_gc
+from bough.system.resources import may_have_gpu
 from bough.types import Progress
 
 log = logging.getLogger(__name__)
@@ -115,12 +118,29 @@ def _note_overlay(name: str, settings: Settings) -> None:
 
 
 def gguf_support(settings: Settings) -> GgufSupport:
-    """What the engine of the settings can do with GGUF files. Imports no engine."""
+    """What the engine of the settings can do with GGUF files. Imports torch only where there may be a GPU for it."""
     try:
         engine = choose_engine(settings)
     except UnsupportedModel as error:  # fetching safetensors needs no engine: only a GGUF file raises this
         return GgufSupport(False, False, str(error))
-    return GgufSupport(is_readable=engine == "mlx", is_convertible="torch" in find_installed())
+    keeps_quantized = engine == "torch" and _keeps_quantized(settings)
+    return GgufSupport(engine == "mlx", "torch" in find_installed(), is_preferred=keeps_quantized)
+
+
+def _keeps_quantized(settings: Settings) -> bool:
+    """Whether torch would compute with the weights of a GGUF file as they are: on a CPU for which there are kernels."""
+    if settings.weights == "float32" or settings.dtype not in ("auto", "float32"):
+        return False
+    if settings.device == "auto" and (may_have_gpu() or sys.platform == "darwin"):
+        from bough.engines.torch.device import choose_device
+
+        is_on_cpu = choose_device("auto").type == "cpu"
+    else:
+        is_on_cpu = settings.device in ("auto", "cpu")
+    try:
+        return is_on_cpu and bool(load_kernels())
+    except KernelsMissing:
+        return False
 
 
 def find_limits(files: ModelFiles, engine: Engine, settings: Settings) -> list[str]:
@@ -156,10 +176,14 @@ def describe_kernels() -> str:
 
 
 def make_engine(files: ModelFiles, settings: Settings, progress: Progress | None = None) -> Engine:
-    """Load a model into the engine of the settings. Damaged files are found before the engine reads them."""
+    """Load a model into the engine of the settings. Damaged files, and a context that the model does not have, are found
+    before anything is loaded.
+    """
     kind = find_kind(files)
     if kind is not ModelKind.GENERATOR:
         raise UnsupportedModel(f"the model {files.name} {kind.value}, and generates no text")
+    config = files.config | (files.config.get("text_config") or {})
+    check_context(int(config.get("max_position_embeddings") or 0), settings)
     engine = _import_engine(settings)
     models.check_weights(files)
     models.check_packed(files, settings, progress)

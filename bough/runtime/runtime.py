@@ -180,7 +180,11 @@ class Runtime(EngineOwner):
         return Worker(
             Scheduler(self.engine, cache, self.chunk_size, time.monotonic, verifier),
             self.limits,
-            take_stats=lambda: {**stats(cache.forest, cache.residency), **(verifier.stats() if verifier else {})},
+            take_stats=lambda: {
+                **stats(cache.forest, cache.residency),
+                "clipped_numbers": self.engine.num_clipped,
+                **(verifier.stats() if verifier else {}),
+            },
             on_idle=self._tidy,
             on_close=self._release,
         )
@@ -205,7 +209,7 @@ class Runtime(EngineOwner):
         return self.prefix_cache.residency.expiry.expire()
 
     def _release(self) -> None:
-        self.prefix_cache.close()
+        self.prefix_cache.upkeep.close()
         self.engine.close()
 
 

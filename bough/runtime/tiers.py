@@ -166,4 +166,5 @@ def _facts(engine: Engine) -> dict[str, str]:
     """The properties of the engine that the content of pages depends on, except its code."""
     groups = [f"{g.kind.value} {g.bytes_per_token} {g.state_bytes} {g.window}" for g in engine.groups]
     info = engine.info
-    return {"engine": info.name, "dtype": info.weights, "page_tokens": str(PAGE_TOKENS), "groups": "; ".join(groups)}
+    facts = {"engine": info.name, "dtype": info.weights, "page_tokens": str(PAGE_TOKENS), "groups": "; ".join(groups)}
+    return facts | ({"kv": info.kv} if info.kv else {})

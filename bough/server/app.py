@@ -19,7 +19,7 @@ from bough.config import Settings
 from bough.models import ModelFiles
 from bough.server.apis import models as model_lists
 from bough.server.apis.anthropic import messages as anthropic
-from bough.server.apis.bough import cache, health, page, run_command, tokens
+from bough.server.apis.bough import cache, catalogue, health, page, run_command, tokens
 from bough.server.apis.ollama import answers as ollama
 from bough.server.apis.ollama import create as ollama_create
 from bough.server.apis.ollama import models as ollama_models
@@ -51,6 +51,7 @@ _ROUTERS = (
     model_lists.anthropic_router,  # before OpenAI's: it takes the same paths from clients of Anthropic's API
     model_lists.openai_router,
     cache.router,
+    catalogue.router,
     run_command.router,
     tokens.router,
     health.router,

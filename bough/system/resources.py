@@ -1,4 +1,4 @@
-"""Memory and disk space of this machine, and the default budgets that Bough derives from them.
+"""Memory, disk space and processors of this machine, and the default budgets that Bough derives from them.
 
 The memory of this process is limited by the machine and by every control group that it is in. A limit that cannot be read
 on this system is ignored.
@@ -46,6 +46,7 @@ _VERSIONS = (
     _GroupFiles("", "sys/fs/cgroup", *_VERSION_2),
     _GroupFiles("", "sys/fs/cgroup/unified", *_VERSION_2),
 )
+_GPU_DEVICES = ("nvidiactl", "kfd", "dxg")  # of CUDA, of ROCm, and of both inside Windows
 _CPU_MOUNTS = (  # the names of the CPU controller in /proc/self/cgroup, and where its groups are
     ("cpu", "sys/fs/cgroup/cpu"),
     ("cpu", "sys/fs/cgroup/cpu,cpuacct"),
@@ -92,6 +93,11 @@ def read_host_memory(system: Path = Path("/")) -> HostMemory:
                 totals.append(int(limit[0]))
                 available.append(max(0, int(limit[0]) - int(used[0]) + cached))
     return HostMemory(min(totals), min(totals + available))
+
+
+def may_have_gpu(system: Path = Path("/")) -> bool:
+    """Whether a driver for a GPU of NVIDIA or AMD is loaded. If not, torch finds none, and need not be asked."""
+    return any((system / "dev" / name).exists() for name in _GPU_DEVICES)
 
 
 def limit_threads(num_threads: int, system: Path = Path("/")) -> int:

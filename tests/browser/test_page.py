@@ -135,6 +135,83 @@ def _count_nodes(chat: Chat) -> int:
     return int(found.group(1).replace(",", ""))
 
 
+def test_the_tree_shows_this_conversation_and_what_leaves_it_until_everything_is_wanted(
+    server: Server, open_page: OpenPage
+) -> None:
+    for number in range(6):
+        messages = [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": f"Shelf {number * number} has what?"},
+        ]
+        body = {"model": "smollm2", "messages": messages, "stream": False, "options": {"num_predict": 4}}
+        httpx.post(f"{server.url}/api/chat", json=body, timeout=120).raise_for_status()
+    chat = Chat(open_page(server.url))
+    page, note = chat.page, chat.page.locator(".icicle-note")
+    chat.set_limit(4)
+    chat.write_system(SYSTEM)
+    chat.ask("Who sorts the books?")
+
+    expect(note).to_have_text(re.compile(r"^[\d,]+ of [\d,]+ nodes: this conversation, and where others leave it$"))
+    require_accessible(page)
+    total = _count_nodes(chat)
+    assert int(note.inner_text().split()[0]) < total
+    page.get_by_role("radio", name="Everything").check()
+    expect(note).to_have_text(f"{total:,} nodes")
+    chat.tree.focus()
+    chat.tree.press("Home")
+    chat.tree.press("ArrowDown")
+    expect(note).to_contain_text("tokens ")
+
+    page.reload()
+    expect(page.get_by_role("radio", name="Everything")).to_be_checked()
+    page.get_by_role("radio", name="This conversation").check()
+
+
+def test_the_context_is_measured_and_a_turn_that_does_not_fit_is_the_users_choice(
+    server: Server, open_page: OpenPage
+) -> None:
+    chat = Chat(open_page(server.url))
+    page = chat.page
+    expect(page.get_by_text("0 of 8,192 tokens")).to_be_visible()
+    chat.set_limit(8)
+    answer = chat.ask("Name a shade of green.")
+    expect(page.get_by_text(re.compile(r"^[1-9]\d of 8,192 tokens$"))).to_be_visible()
+
+    chat.composer.fill("green " * 9_000)
+    expect(page.get_by_text("more than the 8,192 that this model can read")).to_be_visible()
+    require_accessible(page)
+    chat.composer.press("Enter")
+    expect(chat.answers.last.get_by_text("Broken off")).to_contain_text("8192")
+
+    page.get_by_role("button", name="Leave the oldest messages out").click()
+    expect(page.get_by_text("the oldest messages are left out.")).to_be_visible()
+    page.get_by_role("button", name="Settings of this conversation").click()
+    expect(page.get_by_label("When the context is full")).to_have_value("leave out")
+    expect(page.get_by_label("Temperature")).to_have_attribute("placeholder", "0.2")  # the model's own
+    expect(answer).to_be_attached()
+
+
+def test_text_files_go_with_a_message_and_what_is_sent_is_seen(server: Server, open_page: OpenPage) -> None:
+    chat = Chat(open_page(server.url, height=420))
+    page = chat.page
+    answer_with(page, "Line after line.\n\n" * 30)
+    chat.ask("Say much.")
+    page.get_by_role("log", name="Messages").evaluate("box => box.scrollTop = 0")
+    files = page.get_by_label("Text files to add")
+    files.set_input_files([{"name": "image.png", "mimeType": "image/png", "buffer": b"\x89PNG\x00"}])
+    expect(page.get_by_role("alert")).to_contain_text("image.png is not a text file")
+    files.set_input_files([{"name": "notes.txt", "mimeType": "text/plain", "buffer": b"Owls sleep by day.\n"}])
+    expect(page.get_by_role("list", name="Files of this message")).to_contain_text("notes.txt")
+    require_accessible(page)
+    chat.ask("When do they sleep?")
+
+    said = page.get_by_role("article", name="You").last
+    expect(said).to_contain_text("notes.txt:")
+    expect(said).to_contain_text("Owls sleep by day.")
+    expect(chat.answers.last.get_by_role("button", name="Copy the text")).to_be_in_viewport()
+    expect(page.get_by_role("list", name="Files of this message")).to_have_count(0)
+
+
 def test_a_node_is_looked_at_kept_and_evicted(server: Server, open_page: OpenPage) -> None:
     chat = Chat(open_page(server.url))
     chat.set_limit(8)
@@ -220,19 +297,38 @@ HOSTILE = (
 )
 
 
+def answer_with(page: Page, text: str, **last: int) -> None:
+    """Let the page's chats be answered by this text instead of the model's; `last` are fields of the last object."""
+
+    def answer(route: Route) -> None:
+        parts = [text[at : at + 97] for at in range(0, len(text), 97)]
+        lines = [{"model": "smollm2", "message": {"role": "assistant", "content": part}, "done": False} for part in parts]
+        end = {"model": "smollm2", "message": {"role": "assistant", "content": ""}, "done": True, "done_reason": "stop"}
+        counts = {"prompt_eval_count": 9, "prompt_eval_cached_count": 1, "eval_count": 9, "eval_duration": 10**9}
+        body = "".join(json.dumps(each) + "\n" for each in (*lines, end | counts | last))
+        route.fulfill(status=200, content_type="application/x-ndjson", body=body)
+
+    page.route("**/api/chat", answer)
+
+
+def test_formulas_are_drawn_and_messages_that_were_left_out_are_said(server: Server, open_page: OpenPage) -> None:
+    chat = Chat(open_page(server.url))
+    answer_with(chat.page, "So $x = \\frac{1}{2}$, and\n\n$$\\sum_i i$$\n\nfor $5 or $6.", messages_left_out=3)
+    answer = chat.ask("# What is **x**?")
+
+    expect(answer.locator("math")).to_have_count(2)
+    expect(answer.locator("mfrac")).to_be_visible()
+    expect(answer).to_contain_text("for $5 or $6.")
+    expect(answer).to_contain_text("The 3 oldest messages were left out")
+    expect(chat.page.get_by_role("heading", name="What is x?")).to_be_visible()
+    require_accessible(chat.page)
+
+
 def test_the_text_of_a_hostile_model_is_harmless(server: Server, open_page: OpenPage) -> None:
     page = open_page(server.url)
     chat = Chat(page)
 
-    def answer(route: Route) -> None:
-        parts = [HOSTILE[at : at + 97] for at in range(0, len(HOSTILE), 97)]
-        lines = [{"model": "smollm2", "message": {"role": "assistant", "content": part}, "done": False} for part in parts]
-        end = {"model": "smollm2", "message": {"role": "assistant", "content": ""}, "done": True, "done_reason": "stop"}
-        counts = {"prompt_eval_count": 9, "prompt_eval_cached_count": 1, "eval_count": 9, "eval_duration": 10**9}
-        body = "".join(json.dumps(each) + "\n" for each in (*lines, end | counts))
-        route.fulfill(status=200, content_type="application/x-ndjson", body=body)
-
-    page.route("**/api/chat", answer)
+    answer_with(page, HOSTILE)
     chat.ask(HOSTILE)
     text = chat.answers.first.locator(".markdown")
     expect(text.get_by_role("table")).to_be_visible()
@@ -340,12 +436,30 @@ def test_a_model_is_pulled_with_progress_loaded_and_unloaded(
             _pull_load_and_unload(open_page(server.url), server, site)
 
 
+def _copy_and_delete(page: Page, server: Server) -> None:
+    """Another name stands below its model, and is deleted alone."""
+    body = {"source": "smollm2", "destination": "small-one"}
+    httpx.post(f"{server.url}/api/copy", json=body).raise_for_status()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Models", exact=True).click()
+    others = page.get_by_role("list", name="Other names of smollm2")
+    expect(others).to_contain_text("small-one")
+    others.get_by_role("button", name="Delete small-one").click()
+    others.get_by_role("button", name="Delete small-one").click()
+    expect(others).to_have_count(0)
+
+
 def _pull_load_and_unload(page: Page, server: Server, site: Site) -> None:
+    expect(page.get_by_role("combobox", name="Model", exact=True)).to_have_value("tiny")  # the server's
     page.get_by_role("button", name="Models", exact=True).click()
     dialog = page.get_by_role("dialog", name="Models")
-    dialog.get_by_label("Name of a model to download").fill("smollm2")
-    dialog.get_by_role("button", name="Download").click()
-    expect(dialog.get_by_role("progressbar", name="Download of smollm2")).to_have_attribute("value", re.compile(r"0\.\d+"))
+    offered = dialog.get_by_role("row").filter(has_text="smollm2:135m")
+    expect(offered).to_contain_text("98.0 MB")
+    expect(offered).to_contain_text("apache-2.0")
+    expect(offered).to_contain_text("fits")
+    offered.get_by_role("button", name="Download").click()
+    bar = dialog.get_by_role("progressbar", name="Download of smollm2:135m")
+    expect(bar).to_have_attribute("value", re.compile(r"0\.\d+"))
     require_accessible(page)
     assert site.finishing is not None
     site.finishing.set()
@@ -356,8 +470,10 @@ def _pull_load_and_unload(page: Page, server: Server, site: Site) -> None:
     expect(loaded).to_be_visible()
     loaded.get_by_role("button", name="Unload").click()
     expect(row).to_be_visible()
+    expect(offered.get_by_text("here", exact=True)).to_be_visible()
+    _copy_and_delete(page, server)
     dialog.get_by_label("Name of a model to download").fill("no-such-model")
-    dialog.get_by_role("button", name="Download").click()
+    dialog.get_by_role("button", name="Download", exact=True).click()
     expect(dialog.get_by_role("alert")).to_be_visible()
     names = {each["name"] for each in httpx.get(f"{server.url}/api/tags").json()["models"]}
-    assert "smollm2:latest" in names
+    assert "smollm2:135m" in names

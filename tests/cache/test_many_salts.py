@@ -102,10 +102,10 @@ def test_flushing_what_is_on_disk_already_traces_no_path(model: str) -> None:
     world = World(MODELS[model], 2, disk=disk)
     for number in range(10):
         visit(world, f"salt {number}")
-    assert world.cache.flush()
+    assert world.cache.upkeep.flush()
 
     before = disk.num_traced
-    assert world.cache.flush()
+    assert world.cache.upkeep.flush()
 
     assert disk.num_traced == before
 
@@ -119,8 +119,8 @@ def test_flushing_one_salt_leaves_the_others_to_the_writer() -> None:
     disk.is_full = False
 
     before = disk.num_traced
-    assert world.cache.flush("ours")
+    assert world.cache.upkeep.flush("ours")
 
     assert 0 < disk.num_traced - before <= 15  # the three nodes of one salt, each with its path
     assert {address.root for address in disk.platter.files} == {disk.root("ours")}
-    assert world.cache.flush("nobody")
+    assert world.cache.upkeep.flush("nobody")

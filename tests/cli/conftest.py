@@ -68,7 +68,7 @@ def loads(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any
         return runner
 
     monkeypatch.setattr("bough.cli.backends.local.load", load)
-    monkeypatch.setattr("bough.cli.backends.choice.is_here", lambda name, settings: name == "tiny")
+    monkeypatch.setattr("bough.cli.backends.known_models.is_here", lambda name, settings: name == "tiny")
     return seen
 
 

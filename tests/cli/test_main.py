@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bough.cli.main import COMMANDS
 from bough.errors import BoughError, EngineError
 from bough.system.distribution import VERSION
 
@@ -90,6 +91,30 @@ def test_ctrl_c_exits_with_130_and_says_nothing(invoke, monkeypatch):
 
 def test_an_unknown_option_is_bad_usage(invoke):
     assert invoke("list", "--nonsense").exit_code == 2
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_says_what_each_says_of_itself_and_no_switch_shows_a_type(invoke, name):
+    own = invoke(name, "--help", env={"COLUMNS": "300"}).stdout
+
+    assert COMMANDS[name][1].removesuffix(".") in own
+    assert "--help" in own and "<bool>" not in own
+
+
+def test_a_misspelt_command_is_answered_with_the_one_that_was_meant(invoke):
+    result = invoke("rn")
+
+    assert result.exit_code == 2
+    assert "No such command 'rn'. Did you mean 'run'?" in result.stderr
+
+
+def test_help_imports_no_command(home):
+    code = "import sys; from bough.cli.main import app; app(['--help'], standalone_mode=False); "
+    code += "print({'httpx', 'bough.models', 'bough.cache', 'bough.config'} & set(sys.modules), file=sys.stderr)"
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert (done.stderr, "explain" in done.stdout) == ("set()\n", True)
 
 
 @pytest.mark.parametrize("words", [["--version"], ["--help"], ["list"]])

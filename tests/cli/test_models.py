@@ -10,6 +10,7 @@ import pytest
 
 from bough.errors import DownloadError, KernelsMissing
 from bough.models import ModelFiles, PullPlan
+from bough.system.resources import HostMemory
 from tests.cli.conftest import add_model
 from tests.fakes import MODELS, FakeEngine
 from tests.models.tiny_tokenizer import byte_level
@@ -60,7 +61,7 @@ def test_list_as_json_has_exact_numbers(invoke, store):
 
 
 def test_cp_gives_a_model_another_name(invoke, store):
-    model = add_model(store, "small")
+    model, _ = add_model(store, "small"), add_model(store, "large")
 
     told = invoke("cp", "small", "gpt-4o")
     as_json = invoke("cp", "gpt-4o", "other", "--json")
@@ -69,8 +70,8 @@ def test_cp_gives_a_model_another_name(invoke, store):
 
     assert told.stdout == "gpt-4o:latest stands for small:latest\n"
     assert json.loads(as_json.stdout) == {"name": "other:latest", "stands_for": "small:latest"}
-    assert list(rows) == ["gpt-4o:latest", "other:latest", "small:latest"]
-    assert "= small:latest" in rows["gpt-4o:latest"]
+    assert list(rows) == ["large:latest", "small:latest", "gpt-4o:latest", "other:latest"]  # names below their model
+    assert rows["gpt-4o:latest"].startswith("  gpt-4o:latest") and "another name" in rows["gpt-4o:latest"]
     assert facts["other:latest"]["stands_for"] == "small:latest"
     assert facts["other:latest"]["folder"] == str(model.folder)
 
@@ -187,12 +188,17 @@ def test_pull_of_what_is_there_says_so(invoke, store, monkeypatch):
     assert invoke("pull", "small").stdout.startswith("small was here already")
 
 
-def test_pull_lists_the_short_names_with_sizes_and_licences(invoke):
+def test_pull_lists_the_short_names_with_sizes_licences_and_whether_they_fit(invoke, monkeypatch):
+    monkeypatch.setattr("bough.cli.models.read_host_memory", lambda: HostMemory(8 * 10**9, 8 * 10**9))
+    monkeypatch.setattr("bough.runtime.loading.load_kernels", lambda: "kernels")
+    monkeypatch.setenv("BOUGH_DEVICE", "cpu")
     lines = [line.split() for line in invoke("pull", "--list").stdout.splitlines()]
     facts = json.loads(invoke("pull", "--list", "--json").stdout)
 
-    assert lines[0] == ["NAME", "PARAMETERS", "DOWNLOAD", "LICENCE", "FROM"]
-    assert ["qwen3:4b,", "qwen3", "4.0B", "8.1", "GB", "apache-2.0", "Qwen/Qwen3-4B"] in lines
+    assert lines[0] == ["NAME", "PARAMETERS", "DOWNLOAD", "WEIGHTS", "MEMORY", "FITS", "LICENCE", "FROM"]
+    usual = "qwen3:4b, qwen3 4.0B 2.5 GB Q4_K_M 4.1 GB yes apache-2.0 Qwen/Qwen3-4B-GGUF"
+    large = "qwen3:8b 8.2B 5.0 GB Q4_K_M 7.3 GB just apache-2.0 Qwen/Qwen3-8B-GGUF"
+    assert usual.split() in lines and large.split() in lines
     assert len(facts) == len(lines) - 1
     assert {"qwen3", "qwen3:4b"} == set(next(each["names"] for each in facts if each["name"] == "qwen3:4b"))
 

@@ -48,6 +48,15 @@ def test_one_line_says_what_is_served_and_where(served):
     assert "warning" not in served.log
 
 
+def test_the_log_is_in_a_file_too_without_a_word_of_what_was_said(invoke, answered, monkeypatch):
+    monkeypatch.setenv("BOUGH_CACHE_FOLDER", str(answered.cache_folder))
+
+    shown = invoke("logs").stdout
+
+    assert "POST /api/chat 200" in shown and "the model tiny was loaded" in shown
+    assert "hello there" not in shown
+
+
 def test_the_log_says_which_engine_the_model_runs_on(served):
     line = next(line for line in served.log.splitlines() if "was loaded" in line)  # it may have been loaded again since
 
@@ -93,6 +102,18 @@ def test_tree_draws_what_is_remembered(invoke, answered):
     assert result.stdout.startswith("root") and "<|im_start|>system" in result.stdout
 
 
+def test_tree_draws_as_many_levels_as_were_asked_for(invoke, answered):
+    body = {"model": "tiny", "prompt": "Bye", "stream": False, "options": {"num_predict": 2}}
+    assert httpx.post(f"{answered.url}/api/generate", json=body, timeout=60).status_code == 200
+
+    lines = invoke("tree", "tiny", "--url", answered.url, "--depth", "1").stdout.splitlines()
+    joined = invoke("tree", "tiny", "--url", answered.url, "--min-tokens", "9999").stdout
+
+    assert lines[-1] == "   └─ … 2 branches"
+    assert joined == "root\n└─ … 2 ends of fewer than 9,999 tokens\n"
+    assert invoke("tree", "--depth", "0").exit_code == 2
+
+
 def test_tree_as_json_is_plain_data(invoke, answered):
     found = json.loads(invoke("tree", "--url", answered.url, "--json").stdout)
 
@@ -115,7 +136,7 @@ def test_explain_as_json_counts_tokens(invoke, answered):
 
 
 def test_explain_needs_a_prompt(invoke):
-    assert invoke("explain", "tiny").exit_code == 2
+    assert invoke("explain").exit_code == 2
 
 
 def test_stop_unloads_and_the_server_stays(invoke, answered):

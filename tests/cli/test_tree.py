@@ -16,10 +16,10 @@ import pytest
 from bough.cache.disk import Disk
 from bough.cache.tree.address import Address
 from bough.cache.tree.state import PAGE_TOKENS, Group, Kind
-from bough.cache.tree.tokens import pack
 from bough.config import load_settings
 from bough.models import ModelFolder
 from bough.models.fingerprint import tree_folder
+from bough.tokens import pack
 from tests.cli.conftest import add_model
 from tests.models.tiny_tokenizer import CHATML, byte_level
 from tests.models.web_server import Site, serving
@@ -62,7 +62,7 @@ def test_the_tree_of_the_default_model_is_drawn_from_disk(invoke, store, hf, mon
     length = len(hf.encode(TEXT, add_special_tokens=False))
     assert result.exit_code == 0
     text = "<|im_start|>user hello there<|im_end|>"
-    assert result.stdout == f'root\n└─ [0, {length}) "{text}"  {length} tokens · 1 on disk · 1 use\n'
+    assert result.stdout == f'root\n└─ [0, {length}) "{text}"  {length} tokens · on disk · used once\n'
     assert result.stderr == "the tree on disk small-1f1f1f1f1f1f\n"
 
 
@@ -82,7 +82,7 @@ def test_a_tree_whose_model_is_gone_is_drawn_without_texts(invoke, hf):
     result = invoke("tree", env={"COLUMNS": "60"})
 
     assert result.exit_code == 0
-    assert "tokens · 1 on disk" in result.stdout and '"' not in result.stdout
+    assert "tokens · on disk" in result.stdout and '"' not in result.stdout
     assert "the files of small are not here: no texts" in result.stderr
 
 
@@ -167,10 +167,21 @@ def test_explain_matches_a_prompt_against_the_tree_on_disk(invoke, store, hf):
     assert json.loads(invoke("explain", text, "--raw", "-m", "small", "--json").stdout)["matched_tokens"] == length
 
 
-def test_explain_says_that_a_single_word_is_taken_for_the_model(invoke):
-    result = invoke("explain", "hello", env={"COLUMNS": "200"})
+def test_explain_takes_a_word_that_is_no_model_as_the_prompt(invoke, store, hf, monkeypatch):
+    monkeypatch.setenv("BOUGH_MODEL", "small")
+    add_tokenizer(store, "small", hf)
+    text = hf.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
+    grow("small", hf, text).close()
 
-    assert (result.exit_code, "'hello' is taken for the model" in result.stderr) == (2, True)
+    found = json.loads(invoke("explain", "hello", "--json").stdout)
+    model_only = invoke("explain", "small", env={"COLUMNS": "200"})
+
+    assert found["matched_tokens"] == len(hf.encode(text, add_special_tokens=False))
+    assert (model_only.exit_code, "'small' is a model" in model_only.stderr) == (2, True)
+
+
+def test_explain_does_not_take_a_misspelt_model_for_a_prompt(invoke):
+    assert invoke("explain", "smolm2").stderr == "error: there is no model 'smolm2'; did you mean smollm2?\n"
 
 
 def test_explain_needs_the_tokenizer(invoke, hf):

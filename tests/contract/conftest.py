@@ -72,12 +72,13 @@ def _pooled(
     return make
 
 
-def _packed(name: str, weights: str) -> Callable[[Path], EngineUnderTest]:
+def _packed(name: str, weights: str, kv: str) -> Callable[[Path], EngineUnderTest]:
     """The torch engine with packed weights, where there are kernels: exact from bfloat16, or quantized."""
 
     def make(folder: Path) -> EngineUnderTest:
         torch.set_num_threads(1)
-        engine = load_packed(save_model(make_model(name), folder / "model"), weights)
+        engine = load_packed(save_model(make_model(name), folder / "model"), weights, kv=kv)
+        assert engine.describe()["kv"].startswith(kv)
         return EngineUnderTest(engine, lambda: engine.held_bytes, lambda page: page.rows.untyped_storage().nbytes())
 
     return make
@@ -117,13 +118,13 @@ _HAS_KERNELS = torch.cuda.is_available() and find_spec("triton") is not None
 _ON_POOL = {kind: name for kind, name in _KINDS.items() if kind != "recurrent"}
 _POOLED_ON_CUDA = [name for name in ON_POOL if _HAS_KERNELS and name not in MAY_NOT_POOL]
 _BY_GRAPHS = [name for name in ("llama", "gemma3_text", "qwen3_next") if _HAS_KERNELS]
-_PACKED = {"full": "q4_0", "window": "q8_0", "full+window": "packed"}
+_PACKED = {"full": ("q4_0", "int8"), "window": ("q8_0", "float16"), "full+window": ("packed", "bfloat16")}
 
 FACTORIES: dict[str, Callable[[Path], EngineUnderTest]] = {
     **{f"fake-{name}": _fake(name) for name in MODELS},
     **{f"torch-{kind}": _torch(name) for kind, name in _KINDS.items()},
     **{f"pooled-{kind}": _pooled(name) for kind, name in _ON_POOL.items()},
-    **{f"packed-{kind}": _packed(_KINDS[kind], weights) for kind, weights in _PACKED.items()},
+    **{f"packed-{kind}": _packed(_KINDS[kind], *types) for kind, types in _PACKED.items()},
     **{f"cuda-{kind}": _torch(name, "cuda") for kind, name in _KINDS.items() if torch.cuda.is_available()},
     **{f"cuda-pooled-{name}": _pooled(name, "cuda", torch.bfloat16) for name in _POOLED_ON_CUDA},
     **{f"cuda-graphs-{name}": _pooled(name, "cuda", torch.bfloat16, "wait") for name in _BY_GRAPHS},

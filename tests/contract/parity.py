@@ -101,6 +101,18 @@ def packed_pair(name: str, folder: Path, weights: str) -> Pair:
     return Pair(load_packed(saved, weights), lambda ids: compute(ids)[-1], lambda ids: compute_state(ids)[-1])
 
 
+def kept_pair(name: str, folder: Path, kv: str, weights: str = "float32") -> Pair:
+    """A model whose rows are kept in a type, and the same engine without reuse: each prompt in one run of its own."""
+    saved = save_model(make_wide_model(name), folder / name / "model", torch.float32)
+    engine = load_packed(saved, weights, kv=kv)
+    assert engine.describe().get("kv", kv).startswith(kv)
+
+    def state(ids: list[int]) -> Any:
+        return torch.tensor(engine.evaluate_state(new_lane(engine, LENGTH), ids))
+
+    return Pair(engine, lambda ids: at_once(engine, ids), state)
+
+
 def mlx_pair(name: str, folder: Path) -> Pair:
     import mlx.core as mx  # only where MLX is
 
@@ -229,7 +241,7 @@ def block_pair(name: str, folder: Path, type_name: str, columns: int) -> Pair:
     def state(ids: list[int]) -> Any:
         return plain.base_model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state[0, -1]
 
-    engine = TorchEngine(model, Settings(device="cpu", cache_folder=folder), weights=choice)
+    engine = TorchEngine(model, Settings(device="cpu", cache_folder=folder, kv="float32"), weights=choice)
     return Pair(engine, reference, state)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bough.cache.admin.trees import verify_tree
 from bough.cache.prefix_cache import PrefixCache
-from bough.cache.tree.tokens import unpack
+from bough.tokens import unpack
 from tests.crash.tree import SALTS, Promise, Promises, Setup, depth_in_tree
 from tests.scenarios.world import World
 
@@ -30,7 +30,7 @@ def recover(setup: Setup, folder: Path, promises: Promises, chance: random.Rando
     assert sum(disk.counts.misses.values()) == world.cache.residency.loader.counts.misses == 0
     assert disk.flush()
     disk.check()
-    world.cache.close()
+    world.cache.upkeep.close()
     verify(folder)
     return reused_tokens
 

@@ -45,7 +45,7 @@ def test_a_reader_outlives_the_owner_that_is_killed(tmp_path: Path, nursery: Nur
     loaded_bytes = sum(reader.stats()["disk_loaded_bytes"] for reader in readers)  # type: ignore[misc]
     assert loaded_bytes > 0 or not setup.is_ample  # else the owner may have dropped what there was
     for reader in readers:
-        reader.cache.close()
+        reader.cache.upkeep.close()
     assert snapshot(folder) == before
     recover(setup, folder, Promises(), chance)
 
@@ -56,7 +56,7 @@ def open_reader(setup: Setup, folder: Path, owner_pid: int) -> World:
 
     def finds_something() -> bool:
         for earlier in readers:
-            earlier.cache.close()
+            earlier.cache.upkeep.close()
         readers[:] = [setup.open(folder, Busy, not_owner=busy(setup, folder, owner_pid))]
         return bool(readers[0].stats()["disk_files"])
 

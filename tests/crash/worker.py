@@ -97,11 +97,11 @@ def work(job: Job, control: int) -> None:
             _say(control, "flushed")
         assert time.monotonic() < stop_at
     _flush(world, unflushed)
-    world.cache.close()
+    world.cache.upkeep.close()
 
 
 def _flush(world: World, unflushed: list[Request]) -> None:
-    assert world.cache.flush()
+    assert world.cache.upkeep.flush()
     os.write(1, tell_flushed(world, unflushed))
     unflushed.clear()
 

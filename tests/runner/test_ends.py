@@ -231,7 +231,7 @@ def test_ctrl_c_while_closing_leaves_the_rest_to_a_second_close(
 ) -> None:
     runner = bough.load(chat_folder, engine="torch", disk="1G", cache_folder=tmp_path)
     runner.generate(PROMPT, max_tokens=1)
-    cache, is_closing, goes_on = runner.runtime.prefix_cache, threading.Event(), threading.Event()
+    cache, is_closing, goes_on = runner.runtime.prefix_cache.upkeep, threading.Event(), threading.Event()
     close = cache.close
 
     def close_slowly() -> None:

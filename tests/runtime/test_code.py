@@ -121,3 +121,9 @@ def test_a_tree_says_what_computed_it(model: Path, tmp_path: Path) -> None:
     ask(model, tmp_path)
     (tree,) = list_trees(tmp_path / "trees")
     assert f"transformers {'.'.join(transformers.__version__.split('.')[:2])}" in tree.computed_by
+
+
+def test_rows_of_one_type_are_not_used_as_another_and_found_again(model: Path, tmp_path: Path) -> None:
+    cached = [ask(model, tmp_path, kv=kv).usage.cached_tokens for kv in ("auto", "float16", "int8", "float16", "float32")]
+
+    assert cached == [0, 0, 0, len(PROMPT) - 1, len(PROMPT) - 1]  # float32 is what auto is for float32 weights

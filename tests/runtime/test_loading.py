@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from bough.config import Settings
 from bough.engines.torch.cpu import route
 from bough.engines.torch.cpu.library import load_kernels
-from bough.errors import KernelsMissing, UnsupportedModel
+from bough.errors import KernelsMissing, SettingsError, UnsupportedModel
 from bough.models import GgufSupport, ModelFiles, ModelFolder, resolve
 from bough.models.aliases import Overlay
 from bough.runner import load
@@ -23,7 +24,7 @@ from tests.tiny_models import make_folder
 @pytest.mark.parametrize(
     ("engine", "installed", "found"),
     [
-        ("torch", {"torch", "mlx"}, GgufSupport(is_readable=False, is_convertible=True)),
+        ("torch", {"torch", "mlx"}, GgufSupport(is_readable=False, is_convertible=True, is_preferred=True)),
         ("mlx", {"torch", "mlx"}, GgufSupport(is_readable=True, is_convertible=True)),
         ("mlx", {"mlx"}, GgufSupport(is_readable=True, is_convertible=False)),
     ],
@@ -31,10 +32,32 @@ from tests.tiny_models import make_folder
 def test_mlx_reads_gguf_files_and_torch_converts_them(
     engine: str, installed: set[str], found: GgufSupport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(loading, "load_kernels", lambda: "kernels")
     monkeypatch.setattr("bough.engines.choice.find_installed", lambda: installed)
     monkeypatch.setattr("bough.runtime.loading.find_installed", lambda: installed)
 
-    assert gguf_support(Settings(engine=engine)) == found
+    assert gguf_support(Settings(engine=engine, device="cpu")) == found
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [Settings(device="cuda"), Settings(device="cpu", weights="float32"), Settings(device="cpu", dtype="bfloat16")],
+)
+def test_a_quantized_file_is_not_preferred_where_its_weights_would_be_unpacked(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "load_kernels", lambda: "kernels")
+
+    assert not gguf_support(settings).is_preferred
+
+
+def test_a_quantized_file_is_not_preferred_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise KernelsMissing("there are none for this CPU", "")
+
+    monkeypatch.setattr(loading, "load_kernels", fail)
+
+    assert not gguf_support(Settings(engine="torch", device="cpu")).is_preferred
 
 
 def test_without_the_engine_the_reason_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +137,13 @@ def test_nobody_to_tell_means_a_warning_in_the_log(prepared, tmp_path, without_k
     load(prepared.name, engine="torch", device="cpu", disk=0, **folders).close()
 
     assert caplog.text.count("several times slower than with them") == 1
+
+
+def test_a_context_that_the_model_does_not_have_is_refused_before_an_engine_is_imported(prepared, tmp_path, monkeypatch):
+    monkeypatch.setattr(loading, "_import_engine", lambda settings: pytest.fail("an engine was imported"))
+
+    with pytest.raises(SettingsError, match="context is 999999, and the model holds"):
+        make_engine(ModelFiles(prepared.name, prepared.folder), replace(settings_in(tmp_path), context=999_999))
 
 
 @pytest.mark.parametrize("content", ["{", '{"format": 2, "files": [1]}'])

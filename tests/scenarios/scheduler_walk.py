@@ -119,7 +119,7 @@ class SchedulerWalk:
             self._disturb()
             self._turn()
         self.counts.evicted_tokens = self.cache.residency.evictor.counts.tokens
-        self.cache.clear()
+        self.cache.upkeep.clear()
         self._check_empty()
         return self.counts
 

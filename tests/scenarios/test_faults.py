@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bough.cache.admin.view import look_up
-from bough.cache.tree.tokens import common_prefix, pack
 from bough.errors import DoesNotFit, EngineError
+from bough.tokens import common_prefix, pack
 from bough.types import Boundary
 from tests import invariants
 from tests.fakes import MODELS
@@ -152,7 +152,7 @@ def test_clearing_leaves_only_what_a_busy_lane_stands_on() -> None:
     w.run(list(range(12)))
     w.run([*range(10), 50, 51])
     session = w.begin(list(range(5)))
-    w.cache.clear()
+    w.cache.upkeep.clear()
     w.check()
     assert w.stats()["tokens"] == 4
     w.close(session)

@@ -13,8 +13,8 @@ import pytest
 
 from bough.cache.admin.archive import export_tree, import_tree
 from bough.cache.disk import Disk, DiskError, page_files
-from bough.cache.prefix_cache import SaveResult
 from bough.cache.steps import Result, Steps
+from bough.cache.upkeep import SaveResult
 from bough.generate.generation import ChunkSize
 from bough.runtime.cache_handle import CacheHandle
 from bough.scheduling.scheduler import Scheduler
@@ -70,7 +70,7 @@ class Traffic:
                 self.serve()
 
 
-@pytest.mark.parametrize("model", [model for model in MODELS if "full" in model])
+@every_model
 def test_an_export_beside_requests_has_all_that_was_there_when_it_began(model: str, disk: Disk, tmp_path: Path) -> None:
     world = World(MODELS[model], 4, num_lanes=2, disk=disk)
     traffic = Traffic(world)
@@ -78,8 +78,8 @@ def test_an_export_beside_requests_has_all_that_was_there_when_it_began(model: s
         traffic.serve()
     chats = {tuple(chat): world.cache.count_reusable([*chat, 61]) for chat in traffic.chats}
 
-    assert world.cache.save("", traffic) == SaveResult(is_written=True)
-    exported = export_tree(disk, tmp_path / "archive.tar", run=traffic)
+    assert world.cache.upkeep.save("", traffic) == SaveResult(is_written=True)
+    exported = export_tree(disk, tmp_path / "archive.tar")
 
     assert traffic.num_interruptions > 5 and exported.num_skipped == 0
     with open_disk(tmp_path / "other") as other:
@@ -90,8 +90,8 @@ def test_an_export_beside_requests_has_all_that_was_there_when_it_began(model: s
             assert found.length == len(chat)
             if world.is_full_only:  # else requests may have made restore points redundant
                 assert again.cache.count_reusable([*chat, 61], "guest") == chats[chat]
-        again.cache.close()
-    world.cache.close()
+        again.cache.upkeep.close()
+    world.cache.upkeep.close()
 
 
 def test_an_export_beside_a_disk_that_backs_off_fails_in_place_of_leaving_something_out(
@@ -117,7 +117,7 @@ def handle_of(world: World) -> Iterator[CacheHandle]:
     """A handle whose work runs on a real engine's thread, while no request of the world runs."""
     scheduler = Scheduler(world.engine, world.cache, ChunkSize(3), time.monotonic)
     with closing(Worker(scheduler, Limits(), take_stats=dict, on_idle=lambda: False)) as worker:
-        yield CacheHandle(world.cache, SimpleNamespace(decode=str), worker)  # type: ignore[arg-type]
+        yield CacheHandle(world.cache, SimpleNamespace(prompts=SimpleNamespace(decode=str)), worker)  # type: ignore[arg-type]
 
 
 def fail(*given: object) -> int:
@@ -151,7 +151,7 @@ def test_clearing_beside_requests_leaves_only_what_came_meanwhile(model: str, sa
     busy = world.begin([*old[0], 61])
 
     traffic.chats.clear()
-    world.cache.clear(salt, traffic)
+    world.cache.upkeep.clear(salt, traffic)
     world.check()
 
     assert traffic.num_interruptions > 5

@@ -272,7 +272,7 @@ def test_what_is_being_read_has_its_room_reserved() -> None:
 def test_clearing_while_a_request_loads_makes_it_compute(model: str) -> None:
     w = on_disk(model)
     session = w.begin(LONG)
-    w.cache.clear()
+    w.cache.upkeep.clear()
     w.check()
     w.read(session)
     session.advance_loading()

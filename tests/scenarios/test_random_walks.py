@@ -184,7 +184,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule()
     def clear(self) -> None:
         with suppress(EngineError, MemoryError):
-            self.world.cache.clear()
+            self.world.cache.upkeep.clear()
 
     def _session(self, which: int) -> Session | None:
         """An open session whose lane can be used; None if it was refused while it loaded."""
@@ -217,7 +217,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.world.engine.fail_next = None
             for session in self.open:
                 self.world.close(session)
-            self.world.cache.clear()
+            self.world.cache.upkeep.clear()
             self.world.check()
             assert not self.world.engine.live
             assert_nothing_is_held(self.world)
@@ -287,5 +287,5 @@ def test_a_plain_walk_of_conversations_under_pressure(model: str) -> None:
             w.decode(session, reply)
             chat += reply
         w.close(session)
-    w.cache.clear()
+    w.cache.upkeep.clear()
     assert not w.engine.live

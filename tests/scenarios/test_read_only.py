@@ -27,7 +27,7 @@ class ReadingWalk:
         owner = self.setup.open(folder)
         for _ in range(NUM_REQUESTS):
             serve(owner, self.setup.make_request(self.chance))
-        owner.cache.close()
+        owner.cache.upkeep.close()
         is_roomy = self.chance.random() < 0.5
         self.world = self.setup.open(folder, is_roomy=is_roomy, not_owner=DiskBusy(folder, 77))
         self.left = snapshot(folder)  # what must be there
@@ -82,7 +82,7 @@ def test_a_reader_computes_what_has_vanished_and_changes_nothing(tmp_path: Path,
             break
         walk.step()
     disk.check()
-    walk.world.cache.close()
+    walk.world.cache.upkeep.close()
     assert snapshot(walk.folder) == walk.left
     assert disk.counts.saved == 0 and disk.counts.loaded > 0 and sum(disk.counts.misses.values()) > 0
 
@@ -91,7 +91,7 @@ def test_clearing_forgets_what_is_known_and_says_that_the_disk_keeps_it(tmp_path
     walk = ReadingWalk(tmp_path / "tree", 0)
 
     with pytest.raises(ReadOnlyTree, match=r"nothing was deleted on disk.* in use by process 77"):
-        walk.world.cache.clear()
+        walk.world.cache.upkeep.clear()
 
     walk.world.check()
     assert not walk.world.cache.forest.tries

@@ -110,7 +110,7 @@ def test_closing_goes_on_when_one_salts_rows_push_anothers_off_the_disk() -> Non
     w.run([1, 2, 3, 4, 5, 6, 7, 8, 9], salt="b")
     disk.is_full = False
 
-    w.cache.close()
+    w.cache.upkeep.close()
 
     assert not w.engine.live and spans(disk) == [(0, 4), (4, 8), (8, 9)]
 
@@ -120,7 +120,7 @@ def test_a_page_that_was_cut_before_it_was_written_survives_a_clean_close() -> N
     before = World(MODELS["full"], 4, disk=disk)
     before.run([1, 2, 3, 4, 5, 6])
     before.run([1, 2, 30, 31, 32])
-    before.cache.close()
+    before.cache.upkeep.close()
 
     after = World(MODELS["full"], 4, disk=disk.restarted())
 
@@ -162,7 +162,7 @@ def test_rows_that_came_back_to_the_device_before_they_were_written_survive_a_cl
     assert tiers(before)[Tier.HOST] > 0 and disk.pending
     before.run([*CHAT, 13])
     assert tiers(before)[Tier.HOST] == 0
-    before.cache.close()
+    before.cache.upkeep.close()
 
     after = World(MODELS["full"], 4, budget_bytes=4000, host_bytes=4000, disk=disk.restarted())
 
@@ -221,11 +221,11 @@ def test_clearing_while_a_lane_is_busy_lets_its_restore_points_reach_the_disk() 
     before.run([1, 2, 3, 4, 5, 6], boundaries=system_end)
     disk.work()
     busy = before.begin([1, 2, 3, 4, 5, 6, 7], system_end)
-    before.cache.clear()
+    before.cache.upkeep.clear()
     before.prefill(busy)
     before.close(busy)
     assert before.cache.count_reusable([1, 2, 3, 4, 9]) == 4
-    before.cache.close()
+    before.cache.upkeep.close()
 
     after = World(MODELS["full+recurrent"], 4, disk=disk.restarted())
 
@@ -237,7 +237,7 @@ def test_a_restart_finds_the_tree_of_a_model_without_full_attention(model: str) 
     disk = FakeDisk(4)
     before = World(MODELS[model], 4, disk=disk)
     before.run(range(1, 30))
-    before.cache.close()
+    before.cache.upkeep.close()
 
     after = World(MODELS[model], 4, disk=disk.restarted())
 
@@ -249,7 +249,7 @@ def test_a_leaf_that_lost_its_rows_does_not_keep_those_above_it_on_disk() -> Non
     w = World(MODELS["full"], 4, disk=disk)
     w.run([1, 2, 3, 4, 5, 6])
     w.run([1, 2, 3, 4, 9])
-    w.cache.flush()
+    w.cache.upkeep.flush()
     demote_all(w)
     remove_files(disk, start=4)
     for chat in ([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 9, 9]):
@@ -326,7 +326,7 @@ def test_closing_does_not_count_as_use() -> None:
     used = last_used(disk)
     assert len(set(used)) == 2
 
-    w.cache.close()
+    w.cache.upkeep.close()
 
     assert last_used(disk) == used
 
@@ -345,12 +345,12 @@ def test_a_restore_point_lives_on_disk_as_long_as_its_pages_are_used(tmp_path: P
         before.run([*system, last], boundaries=system_end)
     now_s = before.cache.clock.wall()
     assert now_s - first_s > ttl_s
-    before.cache.close()
+    before.cache.upkeep.close()
 
     after = World(MODELS["full+recurrent"], 4, disk=open_disk(tmp_path, ttl_s=ttl_s, now_s=now_s), ttl_s=ttl_s)
 
     assert after.cache.count_reusable([*system, 50]) == len(system)
-    after.cache.close()
+    after.cache.upkeep.close()
 
 
 def open_disk(folder: Path, *, ttl_s: float | None = None, now_s: float = 0.0) -> Disk:

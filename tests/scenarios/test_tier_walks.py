@@ -13,8 +13,8 @@ from hypothesis.stateful import initialize, precondition, rule
 from bough.cache import record
 from bough.cache.session import Session
 from bough.cache.tree.state import Tier
-from bough.cache.tree.tokens import unpack
 from bough.errors import DoesNotFit, EngineError, LanesBusy
+from bough.tokens import unpack
 from bough.types import Boundary, Mark
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
@@ -391,6 +391,6 @@ def test_a_day_in_miniature_stays_within_every_budget(model: str, num_requests: 
     w.check()
     assert day.num_cancelled > num_requests // 70 and day.cached > day.computed / 2
     assert disk.counts.loaded_bytes > 0 and w.cache.residency.evictor.counts.host_bytes > 0
-    w.cache.clear()
+    w.cache.upkeep.clear()
     w.check()
     assert not w.engine.live and not disk.live

@@ -252,7 +252,7 @@ def test_clearing_forgets_what_is_on_disk_too(model: str) -> None:
     w = World(MODELS[model], 4, disk=disk)
     w.run(LONG, [1])
     disk.work()
-    w.cache.clear()
+    w.cache.upkeep.clear()
     w.check()
     assert not disk.platter.files and not disk.platter.points and not w.engine.live
 
@@ -302,7 +302,7 @@ def test_a_restart_finds_the_same_tree_and_the_same_reuse(model: str, disks: Rea
     chats = talk(before)
     expected = {tuple(chat): before.cache.count_reusable([*chat, 63]) for chat in chats}
     shape = [(node.start, node.end, sorted(node.points)) for node in before.cache.forest.tries[""].walk()]
-    before.cache.close()
+    before.cache.upkeep.close()
     assert not before.engine.live
 
     after = World(MODELS[model], 4, disk=disks.open())
@@ -322,7 +322,7 @@ def test_a_restart_finds_the_same_tree_and_the_same_reuse(model: str, disks: Rea
 def test_another_fingerprint_or_page_size_finds_nothing(change: dict[str, object], disks: RealDisks) -> None:
     before = World(MODELS["full"], 4, disk=disks.open())
     before.run(LONG, [1])
-    before.cache.close()
+    before.cache.upkeep.close()
     disk = disks.open(**change)  # type: ignore[arg-type]
     after = World(MODELS["full"], disk.page_tokens, disk=disk)
     assert after.cache.count_reusable(LONG) == 0
@@ -335,7 +335,7 @@ def test_damaged_files_are_misses_that_cost_computing_and_nothing_else(model: st
     before = World(MODELS[model], 4, disk=disks.open())
     before.run(LONG, [1])
     before.run(OTHER, [1])
-    before.cache.close()
+    before.cache.upkeep.close()
     damage_all(disks, damage)
 
     after = World(MODELS[model], 4, disk=disks.open())
@@ -353,7 +353,7 @@ def test_damaged_files_are_misses_that_cost_computing_and_nothing_else(model: st
 def test_one_damaged_page_costs_what_follows_it_and_no_more(which: int, disks: RealDisks) -> None:
     before = World(MODELS["full"], 4, disk=disks.open())
     before.run(LONG)
-    before.cache.close()
+    before.cache.upkeep.close()
     disks.page_files()[which].unlink()
 
     after = World(MODELS["full"], 4, disk=disks.open())
@@ -391,6 +391,6 @@ def test_a_tree_that_another_process_uses_is_refused_with_its_number(disks: Real
 def test_figures_agree_with_the_file_system(disks: RealDisks) -> None:
     w = World(MODELS["window+recurrent+full"], 4, disk=disks.open())
     talk(w)
-    assert w.cache.flush()
+    assert w.cache.upkeep.flush()
     on_disk = sum(file.stat().st_size for file in disks.page_files())
     assert w.stats()["disk_bytes"] == on_disk == w.cache.memory.num_bytes[Tier.DISK]

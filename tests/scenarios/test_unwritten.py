@@ -204,9 +204,9 @@ def test_a_disk_that_hangs_on_every_write_holds_nothing_up(
 
     for first in range(4):
         w.run([first + 200, *OLD], [1, 2])
-        assert w.cache.flush()
+        assert w.cache.upkeep.flush()
     assert tokens_dropped(w) == dropped  # it keeps up again
-    w.cache.close()
+    w.cache.upkeep.close()
 
 
 def test_free_space_that_was_measured_long_ago_is_less_what_was_claimed_since(
@@ -219,4 +219,4 @@ def test_free_space_that_was_measured_long_ago_is_less_what_was_claimed_since(
         for first in range(40):
             w.run([first + 100, *OLD])
         assert 5_000 < disk.pending_bytes <= 6_000
-    w.cache.close()
+    w.cache.upkeep.close()

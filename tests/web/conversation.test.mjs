@@ -234,6 +234,14 @@ test("the tree's pane is told where the answer at each end lies", () => {
   const place = { model: "m", root: "", node: 7, offset: 3 };
   const made = say(chat(), "this", "assistant", "end", { requestId: "r1", place });
   assert.deepEqual(describeEnds(made).ends, [
-    { messageId: made.active, requestId: "r1", model: "m", node: 7, root: "", offset: 3 },
+    { messageId: made.active, isActive: true, requestId: "r1", model: "m", node: 7, root: "", offset: 3 },
   ]);
+});
+
+test("a title is the beginning of what was said, without the marks of markdown", () => {
+  const titled = (content) => titleOf(say(createConversation({ now: 1 }), null, "user", content));
+
+  assert.equal(titled("# A **bold** [plan](https://example.org) for `main.py`"), "A bold plan for main.py");
+  assert.equal(titled("- *one* of\n> many"), "one of many");
+  assert.equal(titled("2 * 3 * 4 and snake_case_name"), "2 * 3 * 4 and snake_case_name");
 });

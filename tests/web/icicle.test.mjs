@@ -10,7 +10,7 @@ import { Scene, readRequests } from "../../bough/server/web/live/icicle/scene.js
 import { fitView, viewOf, zoomView } from "../../bough/server/web/live/icicle/viewport.js";
 import { MOST_BOXES, findVisible } from "../../bough/server/web/live/icicle/visible.js";
 import { conversationsThrough, keysThrough, lastRequestThrough } from "../../bough/server/web/live/passing.js";
-import { mainTier, tierShares } from "../../bough/server/web/live/tiers.js";
+import { mainTier } from "../../bough/server/web/live/tiers.js";
 import { RootMirror } from "../../bough/server/web/live/tree_mirror.js";
 import { node, request } from "./nodes.mjs";
 
@@ -22,9 +22,9 @@ function makeRoot(...nodes) {
   return root;
 }
 
-/** A prefix of 10 tokens that two branches of 20 and 5 continue, and a branch of its own. */
+/** A prefix of 16 tokens that two branches of 32 and 5 continue, and a branch of its own. */
 function makeTree() {
-  return makeRoot(node(1, null, 0, 10), node(2, 1, 10, 30), node(3, 1, 10, 15), node(4, null, 0, 8));
+  return makeRoot(node(1, null, 0, 16), node(2, 1, 16, 48), node(3, 1, 16, 21), node(4, null, 0, 8));
 }
 
 /** Many branches of three nodes below one prefix. */
@@ -39,50 +39,50 @@ function makeLarge(branches) {
 
 const place = ({ x0, x1, y0, y1 }) => [x0, x1, y0, y1];
 
-test("a box is as wide as its tokens, and a prefix spans the rows of all that continue it", () => {
-  const { byId, rows, width } = layoutTree(makeTree(), [], "linear");
+test("a box is as high as the logarithm of its tokens, and a prefix spans the columns of all that continue it", () => {
+  const { byId, columns, height } = layoutTree(makeTree());
 
-  assert.deepEqual(place(byId.get(1)), [0, 10, 0, 2]);
-  assert.deepEqual(place(byId.get(2)), [10, 30, 0, 1]);
-  assert.deepEqual(place(byId.get(3)), [10, 15, 1, 2]);
-  assert.deepEqual(place(byId.get(4)), [0, 8, 2, 3]);
-  assert.deepEqual([rows, width], [3, 30]);
+  assert.deepEqual(place(byId.get(1)), [0, 2, 0, 4]);
+  assert.deepEqual(place(byId.get(2)), [0, 1, 4, 9]);
+  assert.deepEqual(place(byId.get(3)), [1, 2, 4, 7]); // no box is less high
+  assert.deepEqual(place(byId.get(4)), [2, 3, 0, 3]);
+  assert.deepEqual([columns, height], [3, 9]);
 });
 
 test("a ghost that leaves an edge inside it cuts the edge where it will be split", () => {
-  const ghost = { id: "req", node: 2, offset: 16, tokens: 4, done: 1 };
+  const ghost = { id: "req", node: 2, offset: 24, tokens: 8, done: 1 };
 
-  const { byId, rows, numNodes } = layoutTree(makeTree(), [ghost], "linear");
+  const { byId, columns, numNodes } = layoutTree(makeTree(), [ghost]);
 
-  assert.deepEqual(place(byId.get("2@16")), [10, 16, 0, 2]);
-  assert.deepEqual(place(byId.get(2)), [16, 30, 0, 1]);
-  assert.deepEqual(place(byId.get("req")), [16, 20, 1, 2]);
-  assert.deepEqual([rows, numNodes], [4, 4]);
+  assert.deepEqual(place(byId.get("2@24")), [0, 2, 4, 5.25]);
+  assert.deepEqual(place(byId.get(2)), [0, 1, 5.25, 9]);
+  assert.deepEqual(place(byId.get("req")), [1, 2, 5.25, 8.25]);
+  assert.deepEqual([columns, numNodes], [4, 4]);
 });
 
-test("ghosts at the end of an edge and at the root have rows of their own, and one without its node none", () => {
+test("ghosts at the end of an edge and at the root have columns of their own, and one without its node none", () => {
   const ghosts = [
-    { id: "a", node: 3, offset: 15, tokens: 4 },
-    { id: "b", node: null, offset: 0, tokens: 9 },
+    { id: "a", node: 3, offset: 21, tokens: 4 },
+    { id: "b", node: null, offset: 0, tokens: 8 },
     { id: "c", node: 77, offset: 3, tokens: 9 },
   ];
 
-  const { byId } = layoutTree(makeTree(), ghosts, "linear");
+  const { byId } = layoutTree(makeTree(), ghosts);
 
-  assert.deepEqual(place(byId.get("a")), [15, 19, 1, 2]);
-  assert.deepEqual(place(byId.get("b")), [0, 9, 3, 4]);
+  assert.deepEqual(place(byId.get("a")), [1, 2, 7, 10]);
+  assert.deepEqual(place(byId.get("b")), [3, 4, 0, 3]);
   assert.equal(byId.get("c"), undefined);
 });
 
 test("a chain of ten thousand nodes is laid out and drawn without recursion", () => {
-  const nodes = Array.from({ length: 10_000 }, (_, at) => node(at + 1, at || null, at, at + 1));
-  const layout = layoutTree(makeRoot(...nodes), [], "linear");
+  const nodes = Array.from({ length: 10_000 }, (_, at) => node(at + 1, at || null, 4 * at, 4 * at + 4));
+  const layout = layoutTree(makeRoot(...nodes));
 
   const { items, numShown, numMerged } = findVisible(layout.top, fitView(layout, SIZE), SIZE, (box) => box);
 
-  assert.equal(layout.byId.get(10_000).x1, 10_000);
+  assert.equal(layout.byId.get(10_000).y1, 30_000);
   assert.equal(numShown + numMerged, 10_000);
-  assert.ok(items.length <= 2 * SIZE.width);
+  assert.ok(items.length <= 2 * SIZE.height);
 });
 
 test("boxes that are too small are merged, all nodes are counted, and zooming shows them", () => {
@@ -98,7 +98,7 @@ test("boxes that are too small are merged, all nodes are counted, and zooming sh
   );
 
   let view = fit;
-  for (let step = 0; step < 9; step += 1) view = zoomView(view, 2, { x: 390, y: 300 }, layout, SIZE);
+  for (let step = 0; step < 9; step += 1) view = zoomView(view, 2, { x: 200, y: 590 }, layout, SIZE);
   const near = findVisible(layout.top, view, SIZE, (box) => box);
   assert.equal(near.numMerged, 0);
   assert.ok(near.numShown > 10);
@@ -108,68 +108,68 @@ test("zooming keeps the point under the pointer, and never leaves the layout", (
   const layout = layoutTree(makeLarge(100));
   const fit = fitView(layout, SIZE);
 
-  const near = zoomView(fit, 4, { x: 100, y: 300 }, layout, SIZE);
-  const rowAt = (view) => view.y0 + (view.y1 - view.y0) / 2;
-  assert.ok(Math.abs(rowAt(near) - rowAt(fit)) < 1e-9);
+  const near = zoomView(fit, 4, { x: 200, y: 100 }, layout, SIZE);
+  const columnAt = (view) => view.x0 + (view.x1 - view.x0) / 2;
+  assert.ok(Math.abs(columnAt(near) - columnAt(fit)) < 1e-9);
 
   const far = zoomView(zoomView(near, 0.01, { x: 0, y: 0 }, layout, SIZE), 0.01, { x: 0, y: 0 }, layout, SIZE);
   assert.deepEqual(far, fit);
   const box = layout.byId.get(5);
   const view = viewOf(box, layout, SIZE);
-  assert.ok(view.x0 <= box.x0 && view.x1 >= box.right && view.y0 <= box.y0 && view.y1 >= box.y1);
+  assert.ok(view.x0 <= box.x0 && view.x1 >= box.x1 && view.y0 <= box.y0 && view.y1 >= box.bottom);
 });
 
-test("while rows are too low to be read, zooming enlarges nothing but them", () => {
+test("while columns are too narrow to be read, zooming enlarges nothing but them", () => {
   const layout = layoutTree(makeLarge(1000));
   const fit = fitView(layout, SIZE);
 
   const near = zoomView(fit, 4, { x: 100, y: 300 }, layout, SIZE);
-  assert.deepEqual([near.x0, near.x1], [fit.x0, fit.x1]);
-  assert.ok(near.y1 - near.y0 < fit.y1 / 3);
+  assert.deepEqual([near.y0, near.y1], [fit.y0, fit.y1]);
+  assert.ok(near.x1 - near.x0 < fit.x1 / 3);
 });
 
 test("arrows go to parent, child and siblings, Home and End to the first and the last", () => {
-  const layout = layoutTree(makeTree(), [{ id: "req", node: 2, offset: 16, tokens: 4 }]);
+  const layout = layoutTree(makeTree(), [{ id: "req", node: 2, offset: 21, tokens: 4 }]);
   const go = (key, from) => moveByKey(key, layout.byId.get(from), layout).id;
 
-  assert.equal(go("ArrowRight", 1), 2); // through the part that the ghost has cut off
-  assert.equal(go("ArrowLeft", 2), 1);
-  assert.equal(go("ArrowDown", 2), 3);
-  assert.equal(go("ArrowDown", 3), 4); // the next row, nearer to the root
-  assert.equal(go("ArrowUp", 4), 1);
-  assert.equal(go("ArrowUp", 1), 1);
+  assert.equal(go("ArrowDown", 1), 2); // through the part that the ghost has cut off
+  assert.equal(go("ArrowUp", 2), 1);
+  assert.equal(go("ArrowRight", 2), 3);
+  assert.equal(go("ArrowRight", 3), 4); // the next column, nearer to the root
+  assert.equal(go("ArrowLeft", 4), 1);
+  assert.equal(go("ArrowLeft", 1), 1);
   assert.equal(go("Home", 3), 1);
   assert.equal(go("End", 1), 4);
   assert.equal(moveByKey("x", layout.byId.get(1), layout), null);
 });
 
 test("a running request has a ghost where its tokens leave the tree, and its path glows up to what it reuses", () => {
-  const running = request("r", "computing", { node: 2, offset: 16, cached_tokens: 14, done_tokens: 60 });
+  const running = request("r", "computing", { node: 2, offset: 21, cached_tokens: 19, done_tokens: 60 });
   const requests = new Map([["r", running]]);
 
   const { ghosts, glows } = readRequests(requests, "m", "", new Map(), 0);
   const root = makeTree();
-  const layout = layoutTree(root, ghosts, "linear");
+  const layout = layoutTree(root, ghosts);
   const scene = new Scene();
   scene.update(layout, glows, root, 0, { isMoving: true });
 
-  assert.deepEqual([ghosts[0].offset, ghosts[0].tokens, ghosts[0].done], [16, 84, 44]);
-  assert.deepEqual([...scene.glowOf.keys()].map((box) => box.id).sort(), [1, "2@16"]);
+  assert.deepEqual([ghosts[0].offset, ghosts[0].tokens, ghosts[0].done], [21, 79, 39]);
+  assert.deepEqual([...scene.glowOf.keys()].map((box) => box.id).sort(), [1, "2@21"]);
   assert.deepEqual(readRequests(requests, "m", "other", new Map(), 0), { ghosts: [], glows: [] });
 });
 
 test("boxes glide to a new layout, new ones fade in and those that are gone fade out", () => {
   const root = makeTree();
   const scene = new Scene();
-  scene.update(layoutTree(root, [], "linear"), [], root, 0, { isMoving: true });
-  root.apply([node(5, 1, 10, 12)], [2]);
-  const layout = layoutTree(root, [], "linear");
+  scene.update(layoutTree(root), [], root, 0, { isMoving: true });
+  root.apply([node(5, 1, 16, 22)], [2]);
+  const layout = layoutTree(root);
   scene.update(layout, [], root, 1000, { isMoving: true });
 
   const moved = layout.byId.get(3);
-  assert.equal(scene.placeOf(moved, 1000).y0, 1);
-  assert.ok(scene.placeOf(moved, 1100).y0 < 1);
-  assert.equal(scene.placeOf(moved, 1200).y0, 0);
+  assert.equal(scene.placeOf(moved, 1000).x0, 1);
+  assert.ok(scene.placeOf(moved, 1100).x0 < 1);
+  assert.equal(scene.placeOf(moved, 1200).x0, 0);
   assert.ok(scene.alphaOf(layout.byId.get(5), 1100) < 1);
   assert.deepEqual(
     scene.takeLeaving(1100).map((each) => each.box.id),
@@ -188,13 +188,13 @@ test("without motion a new layout is there at once", () => {
   const layout = layoutTree(root);
   scene.update(layout, [], root, 10, { isMoving: false });
 
-  assert.equal(scene.placeOf(layout.byId.get(3), 10).y0, 0);
+  assert.equal(scene.placeOf(layout.byId.get(3), 10).x0, 0);
   assert.equal(scene.isMoving(10), false);
 });
 
 test("a conversation passes through the nodes on the way to its end, if that is still where it was noted", () => {
   const root = makeTree();
-  const end = { messageId: "x", requestId: "r", node: 2, root: "", model: "m", offset: 25 };
+  const end = { messageId: "x", requestId: "r", node: 2, root: "", model: "m", offset: 30 };
   const through = (key, ends) =>
     conversationsThrough([{ id: "c", title: "t", ends }], root.get(key), { model: "m", root, requests: new Map() });
 
@@ -207,14 +207,14 @@ test("a conversation passes through the nodes on the way to its end, if that is 
 
 test("a conversation marks the nodes of all its branches, and a newer place told by the stream counts", () => {
   const root = makeTree();
-  const end = { messageId: "x", requestId: "r", node: 2, root: "", model: "m", offset: 25 };
+  const end = { messageId: "x", requestId: "r", node: 2, root: "", model: "m", offset: 30 };
   const other = { ...end, requestId: "s", node: null };
-  const requests = new Map([["s", request("s", "done", { node: 3, offset: 15 })]]);
+  const requests = new Map([["s", request("s", "done", { node: 3, offset: 20 })]]);
 
-  const keys = keysThrough({ id: "c", ends: [end, other] }, { model: "m", root, requests });
+  const keys = keysThrough([end, other], { model: "m", root, requests });
 
   assert.deepEqual([...keys].sort(), [1, 2, 3]);
-  assert.equal(keysThrough(undefined, { model: "m", root, requests }).size, 0);
+  assert.equal(keysThrough([], { model: "m", root, requests }).size, 0);
 });
 
 test("the last request that passed a node is found", () => {
@@ -234,10 +234,6 @@ test("a node has the tier of a lane, else the fastest that holds some of it", ()
   assert.equal(mainTier(node(1, null, 0, 5, { in_use: true })), "lane");
   assert.equal(mainTier(node(1, null, 0, 5, { tiers: { host: 1, disk: 3 } })), "host");
   assert.equal(mainTier(node(1, null, 0, 5, { tiers: {} })), null);
-  assert.deepEqual(tierShares(node(1, null, 0, 5, { tiers: { host: 1, disk: 3 } })), [
-    ["host", 0.25],
-    ["disk", 0.75],
-  ]);
 });
 
 test("labels show what cannot be seen, so that no text can change how others are shown", () => {

@@ -3,7 +3,7 @@
 /** A node of a tree. */
 export function node(key, parent, start, end, more = {}) {
   const rest = { text: `text ${key}`, bytes: 100, pages: 1, tiers: { device: 1 }, points: [], kept: [], in_use: false };
-  return { node: key, parent, start, end, ...rest, hits: 0, last_used: 0, ...more };
+  return { node: key, parent, start, end, messages: [], ...rest, hits: 0, last_used: 0, ...more };
 }
 
 /** A request of the model "m" on the root "". */

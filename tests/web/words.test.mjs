@@ -6,6 +6,7 @@ import { test } from "node:test";
 import { BlockSplitter } from "../../bough/server/web/chat/blocks.js";
 import {
   describeFigures,
+  describeLeftOut,
   describeProgress,
   figuresOf,
   shareDone,
@@ -13,10 +14,12 @@ import {
   writeSeconds,
 } from "../../bough/server/web/chat/figures.js";
 import { Turns } from "../../bough/server/web/chat/pacing.js";
-import { readSettings, withSeedOf } from "../../bough/server/web/chat/settings.js";
+import { LEAVE_OUT, readSettings, withSeedOf } from "../../bough/server/web/chat/settings.js";
 
-test("empty settings send nothing", () => {
-  assert.deepEqual(readSettings({ temperature: " ", stop: "", tools: "", format: "" }), { fields: {}, problems: {} });
+test("empty settings send only that no message may be left out", () => {
+  const empty = { temperature: " ", stop: "", tools: "", format: "" };
+  assert.deepEqual(readSettings(empty), { fields: { truncate: false }, problems: {} });
+  assert.equal(readSettings({ full: LEAVE_OUT }).fields.truncate, true);
 });
 
 test("settings become the fields of a request", () => {
@@ -37,6 +40,7 @@ test("settings become the fields of a request", () => {
     format: { type: "object" },
     think: false,
     tools: [{ type: "function", function: { name: "f" } }],
+    truncate: false,
   });
   assert.equal(withSeedOf(fields, 2).options.seed, 9);
   assert.equal(withSeedOf(fields, 0), fields);
@@ -51,7 +55,7 @@ test("each wrong setting has a sentence with what was typed", () => {
     schema: "{",
     tools: "{}",
   });
-  assert.deepEqual(fields, {});
+  assert.deepEqual(fields, { truncate: false });
   assert.match(problems.temperature, /“hot”/);
   assert.match(problems.top_p, /1\.5, and must be from 0 to 1/);
   assert.match(problems.top_k, /whole number/);
@@ -88,6 +92,13 @@ test("a request says how far it is", () => {
   assert.equal(describeProgress({ state: "answering", completion_tokens: 1 }, true), "answering, 1 token");
 });
 
+test("an answer says which messages the model was not given", () => {
+  const figures = figuresOf({ done_reason: "stop", messages_left_out: 4 });
+
+  assert.equal(describeLeftOut(figures), "The 4 oldest messages were left out: the chat is longer than the context.");
+  assert.equal(describeLeftOut(figuresOf({})), "");
+});
+
 test("times and sizes have few digits", () => {
   assert.deepEqual([0.0004, 0.048, 0.31, 0.9999, 12.345].map(writeSeconds), [
     "0.4 ms",
@@ -96,7 +107,7 @@ test("times and sizes have few digits", () => {
     "1 s",
     "12.3 s",
   ]);
-  assert.deepEqual([0, 1023, 98_400_000, 640_011_438].map(writeBytes), ["0 B", "1023 B", "93.8 MB", "610 MB"]);
+  assert.deepEqual([0, 1023, 98_400_000, 640_011_438].map(writeBytes), ["0 bytes", "1.0 kB", "98.4 MB", "640 MB"]);
 });
 
 const DOCUMENT = [

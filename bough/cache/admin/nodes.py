@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from bough.cache.admin.view import name_root
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.residency import SaltForest, SaltTrie
+from bough.cache.residency.census import NodeRecord
 from bough.cache.residency.node_paths import path_tokens, subtree
 from bough.cache.steps import Steps
-from bough.cache.tree.census import NodeRecord
 from bough.cache.tree.node import Node, Reason
-from bough.cache.tree.tokens import common_prefix, cut, num_tokens, pack
 from bough.errors import NodeNotFound, RequestError
+from bough.tokens import common_prefix, cut, num_tokens, pack
 
 _ONE_MORE = pack([0])  # the last token of a prompt is always computed
 
@@ -120,12 +120,12 @@ def _drop(cache: PrefixCache, trie: SaltTrie, node: Node, *, is_last: bool) -> i
 
     With the last one go the parts of its parents that no request can use without it.
     """
-    evictor, tokens_before = cache.residency.evictor, trie.census.counts.tokens
+    evictor, tokens_before = cache.residency.evictor, trie.memory.census.counts.tokens
     if is_last and trie.has(node) and node.is_leaf and not node.holds:
         evictor.remove(trie, node)
     elif trie.clear_leaf(node):
         evictor.offer(trie, node)
-    return tokens_before - trie.census.counts.tokens
+    return tokens_before - trie.memory.census.counts.tokens
 
 
 def _find(forest: SaltForest, root: str, key: int) -> Steps[tuple[SaltTrie, Node]]:

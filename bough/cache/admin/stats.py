@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bough.cache.residency import Residency, SaltForest
-from bough.cache.tree.census import TreeCounts
+from bough.cache.residency.census import TreeCounts
 from bough.cache.tree.state import Tier
 
 Stats = dict[str, int | str | None]
@@ -14,7 +14,7 @@ def stats(forest: SaltForest, residency: Residency) -> Stats:
     counts, room = residency.evictor.counts, residency.room
     return {
         "roots": len(forest.tries),
-        **_counts(forest.census.counts),
+        **_counts(residency.memory.census.counts),
         "tree_bytes": residency.memory.tree_bytes,
         "lane_bytes": residency.lanes.nbytes,
         "used_bytes": room.used_bytes,
@@ -33,7 +33,7 @@ def salt_stats(forest: SaltForest, salt: str) -> dict[str, int]:
     """Counts and bytes of one salt in memory, by the same names."""
     trie = forest.find(salt)
     held = trie.memory.num_bytes
-    return {**_counts(trie.census.counts), "tree_bytes": held[Tier.DEVICE] + held[Tier.HOST]}
+    return {**_counts(trie.memory.census.counts), "tree_bytes": held[Tier.DEVICE] + held[Tier.HOST]}
 
 
 def _counts(counts: TreeCounts) -> dict[str, int]:

@@ -18,13 +18,15 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any
 
-from bough.cache.admin.node_view import PLAIN, Decode, NodeView, draw, flatten, make_view
+from bough.cache.admin.drawing import MIN_TOKENS, draw
+from bough.cache.admin.node_view import PLAIN, Decode, NodeView, flatten, make_view
 from bough.cache.prefix_cache import PrefixCache
-from bough.cache.residency import SaltForest, SaltTrie
+from bough.cache.residency import SaltTrie
+from bough.cache.residency.census import NodeRecord
 from bough.cache.steps import Steps, run_at_once
-from bough.cache.tree.census import NodeRecord
 from bough.cache.tree.node import Node
-from bough.cache.tree.tokens import cut, num_tokens, unpack
+from bough.tokens import cut, num_tokens, unpack
+from bough.types import Boundary, Mark
 
 MOST_BRANCHES = 16
 """The most continuations of the tree that are shown: a node may have as many children as there are tokens."""
@@ -52,16 +54,17 @@ class TreeRecords:
     taken_s: float
 
 
-def take_records(forest: SaltForest, clock: Callable[[], float], salt: str | None = None) -> Steps[TreeRecords]:
+def take_records(cache: PrefixCache, clock: Callable[[], float], salt: str | None = None) -> Steps[TreeRecords]:
     """The records of the whole tree, or of one salt's part, at the moment at which this ends.
 
     First changed nodes are recorded, one in each step; the tree may change between them. Then all are collected in one.
     """
-    yield from forest.census.update()
+    forest = cache.forest
+    yield from cache.memory.census.update()
     if salt is not None:
-        records = forest.find(salt).census.take()
+        records = forest.find(salt).memory.census.take()
         return TreeRecords({salt: records} if records else {}, clock())
-    roots = {name_root(each, trie): trie.census.take() for each, trie in forest.tries.items()}
+    roots = {name_root(each, trie): trie.memory.census.take() for each, trie in forest.tries.items()}
     return TreeRecords(roots, clock())
 
 
@@ -111,9 +114,12 @@ class TreeView:
         ]
         return f"{{{','.join(roots)}}}"
 
-    def draw(self, width: int | None = None) -> str:
-        """Lines of text, one for each edge, of at most `width` columns; without a width with a short text each."""
-        return draw(self.roots, width)
+    def draw(self, width: int | None = None, depth: int | None = None, min_tokens: int = MIN_TOKENS) -> str:
+        """Lines of text, one for each edge, of at most `width` columns; without a width with a short text each.
+
+        Edges below `depth` levels are counted; those of fewer than `min_tokens` are joined with what follows them.
+        """
+        return draw(self.roots, width, depth, min_tokens)
 
     def __str__(self) -> str:
         return self.draw()
@@ -187,20 +193,21 @@ def _describe(decode: Decode, record: NodeRecord) -> str:
     return json.dumps(plain, ensure_ascii=False, separators=(",", ":"))[1:-1]
 
 
-def view_tree(forest: SaltForest, now: float, decode: Decode, salt: str | None = None) -> TreeView:
+def view_tree(cache: PrefixCache, now: float, decode: Decode, salt: str | None = None) -> TreeView:
     """A view of the whole tree, or of one salt's part of it; `decode` turns an edge's ids into text."""
-    return Viewer(decode).view(run_at_once(lambda: take_records(forest, lambda: now, salt)))
+    return Viewer(decode).view(run_at_once(lambda: take_records(cache, lambda: now, salt)))
 
 
 @dataclass(frozen=True)
 class Explanation:
     """Why this much of a prompt would be cached: where it leaves the tree, and how the tree continues there.
 
-    `tree_goes_on` has the first few continuations. `root` names the tree, `node` is the key of the node in which the prompt
-    leaves it; None if that is the root.
+    `system_tokens` are those of a chat's system text and tools. `tree_goes_on` has the first few continuations. `root`
+    names the tree, `node` is the key of the node in which the prompt leaves it; None if that is the root.
     """
 
     prompt_tokens: int
+    system_tokens: int
     matched_tokens: int
     cached_tokens: int
     prompt_goes_on: str
@@ -222,16 +229,18 @@ class Lookup:
     node: int | None = None
     root: str = ""
 
-    def explain(self, prompt: bytes, decode: Decode) -> Explanation:
-        """The same with texts, for the packed tokens of the prompt. Any thread may call it."""
+    def explain(self, prompt: bytes, decode: Decode, boundaries: Sequence[Boundary] = ()) -> Explanation:
+        """The same with texts, for the packed tokens of the prompt and its boundaries. Any thread may call it."""
         total = num_tokens(prompt)
+        system = max((each.offset for each in boundaries if each.mark is Mark.SYSTEM_END), default=0)
         return Explanation(
             prompt_tokens=total,
+            system_tokens=system,
             matched_tokens=self.matched,
             cached_tokens=self.cached,
             prompt_goes_on=decode(unpack(cut(prompt, self.matched, self.matched + AROUND))),
             tree_goes_on=tuple(decode(unpack(rest)) for rest in self.continuations),
-            reason=explain_reuse(total, self.matched, self.cached, is_enabled=self.is_enabled),
+            reason=explain_reuse(total, self.matched, self.cached, system=system, is_enabled=self.is_enabled),
             node=self.node,
             root=self.root,
         )
@@ -257,8 +266,8 @@ def _continuations(node: Node, at: int) -> tuple[bytes, ...]:
     return tuple(cut(child.edge, 0, AROUND) for child in islice(node.children.values(), MOST_BRANCHES))
 
 
-def explain_reuse(total: int, matched: int, cached: int, *, is_enabled: bool) -> str:
-    """Why `cached` tokens of a prompt of `total` were reused, and not more."""
+def explain_reuse(total: int, matched: int, cached: int, *, is_enabled: bool, system: int = 0) -> str:
+    """Why `cached` of a prompt's `total` tokens were reused, and not more. Its first `system` are system text and tools."""
     if not is_enabled:
         return "reuse is off for this model or by the settings"
     if matched == 0:
@@ -267,4 +276,7 @@ def explain_reuse(total: int, matched: int, cached: int, *, is_enabled: bool) ->
         return f"{matched} tokens are known, and the nearest restore point at or before them is at {cached}"
     if matched == total:
         return "the whole prompt is known; the last token is always evaluated"
-    return f"the prompt goes its own way after {matched} tokens that are known"
+    apart = f"the prompt goes its own way after {matched} tokens that are known"
+    if matched < system:
+        return f"{apart}, within its system text and tools ({system} tokens): the rest of these is computed again"
+    return apart

@@ -13,8 +13,8 @@ from functools import cached_property
 from bough.cache.admin.view import name_root
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.residency import SaltForest, SaltTrie
+from bough.cache.residency.census import NodeRecord, TrieCensus, UnseenChanges
 from bough.cache.steps import Steps
-from bough.cache.tree.census import NodeRecord, TrieCensus, UnseenChanges
 
 
 @dataclass
@@ -49,7 +49,7 @@ class TreeWatch:
     """Repeated looks at one tree, on the thread that owns the tree. Any thread may close it."""
 
     def __init__(self, cache: PrefixCache) -> None:
-        self._forest = cache.forest
+        self._forest, self._census = cache.forest, cache.memory.census
         self._clock = cache.clock
         self._changes = UnseenChanges()
         self._names: dict[TrieCensus, str] | None = None  # as they were at the last look
@@ -59,7 +59,7 @@ class TreeWatch:
 
         A root that came from disk has no name until a request names its salt, or `salts` have it.
         """
-        census = self._forest.census
+        census = self._census
         if self._changes not in census.watchers:
             census.watchers.append(self._changes)
         yield from census.update()
@@ -80,11 +80,11 @@ class TreeWatch:
 
 
 def _name_roots(forest: SaltForest, salts: Collection[str]) -> dict[TrieCensus, str]:
-    names = {trie.census: name_root(salt, trie) for salt, trie in forest.tries.items()}
+    names = {trie.memory.census: name_root(salt, trie) for salt, trie in forest.tries.items()}
     for salt in salts:
         trie = forest.find_known(salt)
         if trie is not None:
-            names[trie.census] = salt
+            names[trie.memory.census] = salt
     return names
 
 

@@ -18,7 +18,7 @@ from bough.cache.disk.keys import HASH_BYTES, PageKeys
 from bough.cache.tree.address import POINT, Address, DiskFile, PointRecord
 from bough.cache.tree.node import Reason
 from bough.cache.tree.state import Group, Kind
-from bough.cache.tree.tokens import TOKEN_BYTES
+from bough.tokens import TOKEN_BYTES
 
 POINT_REASONS = frozenset(map(int, Reason))
 
@@ -128,6 +128,12 @@ def _read_points(connection: sqlite3.Connection, keys: PageKeys, now: float, con
             reason, is_kept, is_superseded, last_used = values
             record = PointRecord(address, reason, bool(is_kept), bool(is_superseded), clamp_time(last_used, now))
             content.points[name] = record
+
+
+def find_problem(address: Address, nbytes: int, page_tokens: int) -> str:
+    """The first problem of a file's address and size, which may come from anywhere; "" if there is none."""
+    problem = _find_problem(address.root, address.before, address.tokens, address.start, address.end)
+    return problem or _find_file_problem(address, nbytes, page_tokens)
 
 
 def _find_problem(root: Any, before: Any, tokens: Any, start: Any, end: Any) -> str:

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from bough.cache.disk import Disk, DiskMiss
 from bough.cache.disk.reader import Read
-from bough.cache.residency.loading import Loader, NeededItem, TierLoad
+from bough.cache.residency.loading import Loader, TierLoad
 from bough.cache.residency.memory import SaltTrie, saved_file
 from bough.cache.tree.address import DiskFile
 from bough.cache.tree.node import Hold
-from bough.cache.tree.plan import LiveRows, plan
+from bough.cache.tree.plan import LiveRows, NeededItem, plan
 from bough.cache.tree.state import Kind, Page, Tier
 from bough.errors import EngineError
 

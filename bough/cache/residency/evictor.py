@@ -89,7 +89,7 @@ class Evictor:
     def offer(self, trie: SaltTrie, node: Node) -> None:
         """Enter a node into the order of every tier, or enter it again because it has changed."""
         node.stamp += 1
-        trie.census.note(node)
+        trie.memory.note(node)
         for tier in self._tiers:
             kind = self._classify(node, tier)
             if kind is not None:

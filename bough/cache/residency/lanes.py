@@ -19,31 +19,32 @@ from bough.errors import LanesBusy
 
 
 class LaneSlot:
-    """A lane, busy or idle. `tokens` and `salt` say what an idle lane holds; of a busy one only its session knows that.
+    """A lane, busy or idle. `tokens` and `salt` say what an idle lane holds, and a busy one as long as it is not touched.
 
-    `version` grows whenever `tokens` change.
+    `version` grows with every change of what can be reused from here.
     """
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         self.salt = ""
+        self.tokens = b""
         self.is_busy = False
         self.last_used = float("-inf")
         self.version = 0
-        self._tokens = b""
 
-    @property
-    def tokens(self) -> bytes:
-        return self._tokens
+    def occupy(self) -> None:
+        self.is_busy = True
+        self.version += 1
 
-    @tokens.setter
-    def tokens(self, tokens: bytes) -> None:
-        self.version += tokens != self._tokens
-        self._tokens = tokens
+    def free(self) -> None:
+        """Make the lane idle; it keeps what `tokens` say."""
+        self.is_busy = False
+        self.version += 1
 
     def clear(self) -> None:
         """Empty the lane and give its memory back."""
         self.tokens = b""  # first: what follows may fail
+        self.version += 1
         self.lane.clear()
 
 

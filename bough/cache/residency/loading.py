@@ -20,13 +20,12 @@ from typing import Any, Generic, TypeVar
 from bough.cache.disk.reader import DiskReader, ReadProgress
 from bough.cache.residency.evictor import Evictor
 from bough.cache.residency.memory import Memory, SaltTrie
-from bough.cache.residency.node_paths import node_at
 from bough.cache.residency.rates import Clock, Rates
 from bough.cache.residency.room import Room
 from bough.cache.residency.saving import Saver
 from bough.cache.tree.node import Node
-from bough.cache.tree.plan import LiveRows, plan
-from bough.cache.tree.state import Group, Item, Kind, Page, Tier
+from bough.cache.tree.plan import LiveRows, NeededItem, needed, plan
+from bough.cache.tree.state import Group, Tier
 from bough.types import Loading
 
 Key = TypeVar("Key", bound=Hashable)
@@ -46,36 +45,6 @@ UNKNOWN_S = 2.0
 
 TAKE_S = 0.01
 """How long putting what has arrived into the tree may take at a time: other requests wait meanwhile."""
-
-
-@dataclass(frozen=True)
-class NeededItem:
-    """An item that restoring at some offset needs from the tree, and the node that holds it."""
-
-    node: Node
-    item: Item
-
-    @property
-    def start(self) -> int:
-        """The deepest offset that a lane can stand at without this item."""
-        return self.item.start if isinstance(self.item, Page) else max(0, self.item.offset - 1)
-
-
-def needed(groups: Sequence[Group], path: Sequence[Node], live: LiveRows, offset: int) -> Iterator[NeededItem]:
-    """What a lane takes from the tree to stand at `offset`: states, then window rows, then the rows of full attention."""
-    for group in sorted(groups, key=lambda group: -_URGENCY[group.kind]):
-        if offset == 0 or (group.kind is not Kind.FULL and live.can_stand(group, offset)):
-            continue
-        if group.kind is Kind.RECURRENT:
-            node = node_at(path[-1], offset)
-            yield NeededItem(node, node.points[offset].states[group])
-            continue
-        start = live.shared if group.kind is Kind.FULL else group.first_needed(offset)
-        for node in path:
-            yield from (NeededItem(node, page) for page in node.pages_between(group, start, offset))
-
-
-_URGENCY = {Kind.FULL: 0, Kind.WINDOW: 1, Kind.RECURRENT: 2}
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from bough.cache.disk import Disk
+from bough.cache.residency.census import Census, TrieCensus
 from bough.cache.store import SharedStore
 from bough.cache.tree.address import Address, DiskFile
 from bough.cache.tree.forest import Forest
@@ -84,6 +85,7 @@ class Memory:
         self.load_tier = Tier.HOST if self.host_budget_bytes else Tier.DEVICE
         self.num_bytes = dict.fromkeys(Tier, 0)
         self.reserved_bytes = dict.fromkeys(Tier, 0)
+        self.census = Census()
 
     def open_account(self) -> Account:
         return Account(self)
@@ -170,6 +172,8 @@ class Account:
 
     def __init__(self, memory: Memory) -> None:
         self.groups = memory.groups
+        self.census = TrieCensus(memory.census)
+        self.note, self.forget, self.check_nodes = self.census.note, self.census.forget, self.census.check
         self.num_bytes = dict.fromkeys(Tier, 0)
         self.reserved_bytes = dict.fromkeys(Tier, 0)
         self._memory = memory

@@ -138,9 +138,36 @@ class Room:
         """The most bytes that a lane takes beyond its own while it grows to hold `total_tokens`."""
         return slot.lane.peak_for(total_tokens, incoming) - slot.lane.nbytes
 
-    def refuse(self, needed_bytes: int) -> DoesNotFit:
+    def lane_shortage(
+        self, slot: LaneSlot, total_tokens: int, incoming: Incoming | None, extra_bytes: int, *, is_cleared: bool
+    ) -> int:
+        """How many bytes are missing for a busy lane to grow, or to be cleared and grow, and for `extra_bytes`."""
+        if is_cleared:
+            return self.shortage(slot.lane.bytes_after_clear(total_tokens, incoming) + extra_bytes, cleared=slot)
+        return self.shortage(self.growth(slot, total_tokens, incoming) + extra_bytes)
+
+    def lesser_offset(self, slot: LaneSlot, offset: int, shortage: int) -> int:
+        """An offset below this one for which there may be room, if this many bytes are missing for a lane to stand there.
+
+        Where rows are in blocks, a lane that goes on inside a page may need another block for the rest of that page.
+        """
+        row_bytes, page_tokens = self._memory.row_bytes, self._memory.page_tokens
+        if not row_bytes:
+            return offset // 2
+        if not slot.lane.shares_rows:
+            return offset - -(-shortage // row_bytes)
+        border = (offset - 1) // page_tokens * page_tokens
+        num_pages = -(-shortage // (row_bytes * page_tokens)) - 1
+        return border - num_pages * page_tokens
+
+    def refuse(self, needed_bytes: int, cleared: LaneSlot | None = None) -> DoesNotFit:
+        """The error for what cannot be held, beside what cannot be evicted; `cleared` is as in `shortage`."""
         assert self.budget_bytes is not None
-        return DoesNotFit(needed_bytes, self.budget_bytes, self._fixed_bytes())
+        return DoesNotFit(needed_bytes, self.budget_bytes, self._fixed_bytes(cleared=cleared))
+
+    def refuse_lane(self, slot: LaneSlot, total_tokens: int) -> DoesNotFit:
+        """The error for a busy lane that cannot hold `total_tokens`, whatever it reuses."""
+        return self.refuse(slot.lane.bytes_after_clear(total_tokens, Incoming(0)), cleared=slot)
 
     def move_hold(self, trie: SaltTrie, hold: Hold, node: Node, offset: int) -> None:
         """Move a busy lane's hold, and offer what it leaves to eviction again. On its way down that is one node at most."""
@@ -149,7 +176,7 @@ class Room:
             return
         goes_down = left.is_root or left in nodes_above(node, left.start)
         hold.move(node, offset)
-        trie.census.note(node)
+        trie.memory.note(node)
         if goes_down:
             self.evictor.offer(trie, left)
         else:

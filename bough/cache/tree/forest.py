@@ -4,8 +4,7 @@ A trie that an earlier run left on disk is known by its root id alone, until a r
 
 Always true between calls (`check` asserts it):
 - each trie holds what `Trie.check` says;
-- the holds here are those of the nodes of its tries;
-- the counts are those of all tries, and only nodes of these are recorded or noted as changed.
+- the holds here are those of the nodes of its tries.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Generic, Protocol, TypeVar
 
-from bough.cache.tree.census import Census, TreeCounts, TrieCensus
 from bough.cache.tree.node import Hold, Node
 from bough.cache.tree.state import Item
 from bough.cache.tree.trie import Trie, TrieMemory
@@ -38,7 +36,6 @@ class Forest(Generic[M]):
     def __init__(self, accounts: Accounts[M], page_tokens: int) -> None:
         self.tries: dict[str, Trie[M]] = {}
         self.holds: set[Hold] = set()
-        self.census = Census()
         self._accounts = accounts
         self._page_tokens = page_tokens
 
@@ -65,8 +62,7 @@ class Forest(Generic[M]):
 
     def make(self, root_id: bytes) -> Trie[M]:
         """A new trie, which is not part of the forest yet."""
-        census = TrieCensus(self.census)
-        return Trie(self._accounts.open_account(), self._page_tokens, root_id=root_id, census=census)
+        return Trie(self._accounts.open_account(), self._page_tokens, root_id=root_id)
 
     def add(self, trie: Trie[M]) -> None:
         """Add a trie that was built from disk, unless it is empty. Of all salts only "" is recognised by its root id."""
@@ -123,10 +119,7 @@ class Forest(Generic[M]):
     def check(self) -> None:
         for trie in self.tries.values():
             trie.check()
-        nodes = set(self.nodes())
-        assert {hold for node in nodes for hold in node.holds} == self.holds
-        assert self.census.counts == TreeCounts.sum(trie.census.counts for trie in self.tries.values())
-        assert nodes.issuperset(self.census.changed)
+        assert {hold for node in self.nodes() for hold in node.holds} == self.holds
 
 
 def _unnamed(root_id: bytes) -> str:

@@ -15,7 +15,7 @@ from enum import IntEnum
 
 from bough.cache.tree.address import PointRecord
 from bough.cache.tree.state import Group, Kind, Page, State
-from bough.cache.tree.tokens import TOKEN_BYTES, num_tokens
+from bough.tokens import TOKEN_BYTES, num_tokens
 
 
 class Reason(IntEnum):
@@ -71,7 +71,13 @@ class Hold:
 
 @dataclass(eq=False, repr=False, slots=True)
 class Node:
-    """One edge of the trie and what is held for it. The root has an empty edge and starts at 0."""
+    """One edge of the trie and what is held for it. The root has an empty edge and starts at 0.
+
+    Three numbers tell nodes apart. The `key` is the node's name for people and programs: no other node of the forest ever
+    has it, and the root has none. The `number` orders siblings in views, the oldest first; a head that is split off, and a
+    node that merges with its parent, take over the other's. The `stamp` counts how often the node was offered to eviction:
+    entries of the order with an older stamp are stale.
+    """
 
     parent: Node | None
     start: int
@@ -84,9 +90,9 @@ class Node:
     points: dict[int, Point] = field(default_factory=dict)  # by offset
     holds: set[Hold] = field(default_factory=set)
     has_holes: bool = False  # a row of full attention is missing, after a load that failed
-    key: int = 0  # given by the census; no other node of the forest has had it; the root has none
-    number: int = 0  # given by the census, and passed on in the trie; siblings with a lower one come first
-    stamp: int = 0  # entries of the eviction heap with an older stamp are stale
+    key: int = 0
+    number: int = 0
+    stamp: int = 0
 
     @property
     def end(self) -> int:

@@ -1,4 +1,4 @@
-"""The plan: the deepest offset that every group of a model can be restored to.
+"""The plan: the deepest offset that every group of a model can be restored to, and what a lane then takes from the tree.
 
 Pure functions over intervals. A group can be restored to an offset if an idle lane or the tree holds what that needs;
 offset 0 is always possible. Nothing is moved here: plan first, then move.
@@ -6,11 +6,11 @@ offset 0 is always possible. Nothing is moved here: plan first, then move.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bough.cache.tree.node import Node
-from bough.cache.tree.state import Group, Kind, Lane
+from bough.cache.tree.state import Group, Item, Kind, Lane, Page
 
 Interval = tuple[int, int]
 """Offsets [low, high], both included, that a group can be restored to."""
@@ -102,3 +102,33 @@ def _reach(group: Group, path: Sequence[Node], matched: int, live: LiveRows) -> 
         if low <= at:
             at = max(at, high)
     return [(0, at)]
+
+
+@dataclass(frozen=True)
+class NeededItem:
+    """An item that restoring at some offset needs from the tree, and the node that holds it."""
+
+    node: Node
+    item: Item
+
+    @property
+    def start(self) -> int:
+        """The deepest offset that a lane can stand at without this item."""
+        return self.item.start if isinstance(self.item, Page) else max(0, self.item.offset - 1)
+
+
+def needed(groups: Sequence[Group], path: Sequence[Node], live: LiveRows, offset: int) -> Iterator[NeededItem]:
+    """What a lane takes from the tree to stand at `offset`: states, then window rows, then the rows of full attention."""
+    for group in sorted(groups, key=lambda group: -_URGENCY[group.kind]):
+        if offset == 0 or (group.kind is not Kind.FULL and live.can_stand(group, offset)):
+            continue
+        if group.kind is Kind.RECURRENT:
+            node = next(node for node in path if offset <= node.end)
+            yield NeededItem(node, node.points[offset].states[group])
+            continue
+        start = live.shared if group.kind is Kind.FULL else group.first_needed(offset)
+        for node in path:
+            yield from (NeededItem(node, page) for page in node.pages_between(group, start, offset))
+
+
+_URGENCY = {Kind.FULL: 0, Kind.WINDOW: 1, Kind.RECURRENT: 2}

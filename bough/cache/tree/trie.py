@@ -10,7 +10,7 @@ Always true between calls (`check` asserts it):
 - pages lie inside their edge and inside one page border, sorted, without overlap;
 - a window page has at least one user, and every user is on a path through its node;
 - points lie in (start, end], holds too (at 0 for the root), and a hold knows its node;
-- the census has noted every change.
+- the memory has been told of every change (`note`, `forget`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from bough.cache.tree.census import TrieCensus
 from bough.cache.tree.node import Hold, Node, Point, Reason, needs
 from bough.cache.tree.state import PAGE_TOKENS, Group, Kind, Page, PageStore, State, Tier
-from bough.cache.tree.tokens import Tokens, common_prefix, cut, num_tokens, pack
 from bough.errors import EngineError
+from bough.tokens import common_prefix, cut, num_tokens, pack
 
 MAX_UNBRANCHED = 64
 """A match may cross this many edges where no path parts. If it crosses more, they are merged when a session closes."""
@@ -52,10 +51,19 @@ def _start(page: Page) -> int:
 
 
 class TrieMemory(PageStore, Protocol):
-    """The memory of one trie: every page is cut, joined and released through it, so that it can count them."""
+    """The memory of one trie, and the one observer of its changes: it counts pages and nodes, and numbers the nodes."""
+
+    def note(self, node: Node) -> None:
+        """A node is new, or something of it has changed."""
+
+    def forget(self, node: Node) -> None:
+        """A node is being removed, or merged into another."""
 
     def forget_point(self, point: Point) -> None:
         """A restore point was dropped; its states are released one by one."""
+
+    def check_nodes(self, nodes: Iterable[Node]) -> None:
+        """Assert that what was noted is how these nodes of the trie, all but the root, are."""
 
 
 M = TypeVar("M", bound=TrieMemory)
@@ -66,8 +74,10 @@ class NoMemory:
 
     groups = ()
 
-    def forget_point(self, point: Point) -> None:
-        pass
+    def _ignore(self, noted: object) -> None:
+        """Nothing is counted."""
+
+    note = forget = forget_point = check_nodes = _ignore
 
     def _refuse(self, *args: Any, **named: Any) -> NoReturn:
         raise AssertionError("this trie holds no pages")
@@ -78,14 +88,12 @@ class NoMemory:
 class Trie(Generic[M]):
     """A compressed trie over token ids with pages and restore points on its edges, and the memory that these take.
 
-    `root_id` stands for the salt in addresses. `census` notes every change. `version` grows with every change of the
+    `root_id` stands for the salt in addresses. `version` grows with every change of the
     edges, and of what can be restored along them: while it stays, so does a match and what is planned along it. `chains`
     are the ends of paths that have too many unbranched edges; a session that closes merges these.
     """
 
-    def __init__(
-        self, memory: M, page_tokens: int = PAGE_TOKENS, *, root_id: bytes = b"", census: TrieCensus | None = None
-    ) -> None:
+    def __init__(self, memory: M, page_tokens: int = PAGE_TOKENS, *, root_id: bytes = b"") -> None:
         self.memory = memory
         self.page_tokens = page_tokens
         self.salt = ""
@@ -93,9 +101,8 @@ class Trie(Generic[M]):
         self.root = Node(None, 0, b"")
         self.version = 0
         self.chains: set[Node] = set()
-        self.census = census or TrieCensus()
 
-    def match(self, tokens: Tokens, start: Hold | None = None) -> Match:
+    def match(self, tokens: Iterable[int] | bytes, start: Hold | None = None) -> Match:
         """Find the longest known prefix of `tokens`, or of the tokens up to the hold `start` and these.
 
         Changes no node; a path with too many unbranched edges is noted in `chains`.
@@ -117,20 +124,20 @@ class Trie(Generic[M]):
             self.chains.add(node)
         return Match(at + length, path, node)
 
-    def append(self, parent: Node, tokens: Tokens, now: float = 0.0) -> Node:
+    def append(self, parent: Node, tokens: Iterable[int] | bytes, now: float = 0.0) -> Node:
         """Add a child with this edge below `parent`, which must not have one that starts with the same token."""
         child = Node(parent, parent.end, pack(tokens), now)
         assert child.edge and child.first_token not in parent.children
         parent.children[child.first_token] = child
         self.version += 1
-        self.census.note(child)
+        self.memory.note(child)
         return child
 
-    def grow(self, leaf: Node, tokens: Tokens) -> None:
+    def grow(self, leaf: Node, tokens: Iterable[int] | bytes) -> None:
         assert leaf.is_leaf and not leaf.is_root
         leaf.edge += pack(tokens)
         self.version += 1
-        self.census.note(leaf)
+        self.memory.note(leaf)
 
     def split(self, node: Node, at: int) -> Node:
         """Part the edge at `at`: the node stays the tail, the new head is returned.
@@ -153,8 +160,8 @@ class Trie(Generic[M]):
             head.points[point.offset] = node.points.pop(point.offset)
         for hold in [hold for hold in node.holds if hold.offset <= at]:
             hold.move(head, hold.offset)
-        self.census.note(head)
-        self.census.note(node)
+        self.memory.note(head)
+        self.memory.note(node)
         return head
 
     def _cut_across(self, node: Node, at: int) -> None:
@@ -164,7 +171,7 @@ class Trie(Generic[M]):
             if index >= 0 and pages[index].end > at:
                 users, halves = pages[index].users, self.memory.cut(pages[index], at)
                 pages[index : index + 1] = [half for half in halves if self._is_needed(half, users)]
-                self.census.note(node)
+                self.memory.note(node)
 
     def _is_needed(self, page: Page, users: set[Point | Hold]) -> bool:
         if page.group.kind is not Kind.FULL:
@@ -196,8 +203,8 @@ class Trie(Generic[M]):
             self._join_at(child, group, border)
         for hold in list(node.holds):
             hold.move(child, hold.offset)
-        self.census.forget(node)
-        self.census.note(child)
+        self.memory.forget(node)
+        self.memory.note(child)
         return child
 
     def add_page(self, node: Node, page: Page) -> None:
@@ -207,7 +214,7 @@ class Trie(Generic[M]):
         pages.insert(bisect_left(pages, page.start, key=_start), page)
         self._join_at(node, page.group, page.end)
         self._join_at(node, page.group, page.start)
-        self.census.note(node)
+        self.memory.note(node)
 
     def _join_at(self, node: Node, group: Group, border: int) -> None:
         """Join the two pages that meet at `border`, except at a page border, on disk, and where the memory cannot."""
@@ -265,12 +272,12 @@ class Trie(Generic[M]):
     def keep_point(self, node: Node, point: Point, kept: bool) -> None:
         """Set whether a restore point outlives its unkept peers."""
         point.kept = kept
-        self.census.note(node)
+        self.memory.note(node)
 
     def drop_point(self, node: Node, point: Point) -> None:
         """Forget a restore point with its states, and the window rows that only it needs."""
         self._drop_point(node, point)
-        self.census.note(node)
+        self.memory.note(node)
 
     def _drop_point(self, node: Node, point: Point) -> None:
         self.version += 1
@@ -294,7 +301,7 @@ class Trie(Generic[M]):
             while pages and pages[-1].start >= to:
                 self.memory.release(pages.pop())
         leaf.edge = cut(leaf.edge, 0, to - leaf.start)
-        self.census.note(leaf)
+        self.memory.note(leaf)
 
     def remove(self, leaf: Node) -> Node:
         """Remove a leaf with all it holds, and return its parent."""
@@ -308,7 +315,7 @@ class Trie(Generic[M]):
         for pages in leaf.pages.values():
             for page in pages:
                 self.memory.release(page)
-        self.census.forget(leaf)
+        self.memory.forget(leaf)
         del parent.children[leaf.first_token]
         leaf.parent = None
         leaf.stamp += 1
@@ -321,7 +328,7 @@ class Trie(Generic[M]):
             pages[pages.index(old)] = new
         elif isinstance(old, State) and isinstance(new, State):
             node.points[old.offset].states[old.group] = new
-        self.census.note(node)
+        self.memory.note(node)
 
     def drop_page(self, node: Node, page: Page) -> None:
         """Drop one page that failed to load: its rows are missing until a lane publishes them again."""
@@ -332,7 +339,7 @@ class Trie(Generic[M]):
 
     def _release_page(self, node: Node, page: Page) -> None:
         self.memory.release(page)
-        self.census.note(node)
+        self.memory.note(node)
 
     def walk(self) -> Iterator[Node]:
         """Every node, the root first, parents before children."""
@@ -362,7 +369,7 @@ class Trie(Generic[M]):
         return True
 
     def check(self) -> None:
-        self.census.check(self.walk())
+        self.memory.check_nodes(node for node in self.walk() if not node.is_root)
         for node in self.walk():
             for token, child in node.children.items():
                 assert child.parent is node and child.start == node.end and child.first_token == token

@@ -1,16 +1,14 @@
 """Which backend answers: a running server if there is one, unless the command asks for what only a local run can do.
 
-If a server is not used, a note says why. With a server the runner is not imported; `bough.models`, which takes a while to
-import, only when a name has to be looked up.
+If a server is not used, a note says why. With a server the runner is not imported.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Self
 
+from bough.cli.backends import known_models
 from bough.cli.backends.contract import Backend
 from bough.cli.backends.remote import RemoteBackend, pull
 from bough.cli.client import find_client
@@ -20,8 +18,6 @@ from bough.cli.terminal.screen import Screen
 from bough.config import DEFAULT_MODEL, Settings, limit_thread_spinning
 from bough.errors import ModelNotFound, RequestError
 from bough.types import Progress
-
-_LEAST_LIKENESS = 0.75  # of a name to one that it may be a misspelling of
 
 
 class Backends:
@@ -67,24 +63,9 @@ class Backends:
         """The model that the settings name. If it is the usual one, the server chooses."""
         return None if self._settings.model == DEFAULT_MODEL else self._settings.model
 
-    def knows(self, name: str) -> bool:
-        """Whether a word is a model: in the server, here, by its form a path, or one that can be fetched."""
-        if is_like_a_path(name) or (self._client is not None and self._client.has_model(name)):
-            return True
-        return is_here(name, self._settings) or _can_fetch(name)
-
-    def find_near(self, name: str) -> str | None:
-        """The model whose name was misspelt as this one, if any."""
-        from bough.models import ModelFolder
-        from bough.models.fetching.registry import SHORT_NAMES
-
-        served = self._client.get("/api/tags")["models"] if self._client is not None else []
-        names = [each["name"] for each in served]
-        names += [model.name for model in ModelFolder(self._settings.models_folder).list()]
-        names += [each for known in SHORT_NAMES for each in known.names]
-        plain = {each.removesuffix(":latest").lower(): each.removesuffix(":latest") for each in names}
-        near = difflib.get_close_matches(name.lower(), plain, n=1, cutoff=_LEAST_LIKENESS)
-        return plain[near[0]] if near else None
+    @property
+    def known(self) -> known_models.KnownModels:
+        return known_models.KnownModels(self._settings, self._client)
 
     def open(self, model: str | None, *, tells_server: bool, tells_advice: bool = True) -> Backend:
         """The backend of a model by name or path; without one, of the default model. Raises ModelNotFound.
@@ -127,10 +108,10 @@ class Backends:
         except ModelNotFound:
             if wanted is None:
                 raise
-            if not self._url and is_here(wanted, self._settings):
+            if not self._url and known_models.is_here(wanted, self._settings):
                 self._decline(f"the server does not have {wanted}, and this machine does")
                 return None
-            if not _can_fetch(wanted):
+            if not known_models.can_fetch(wanted):
                 raise
         pull(client, wanted, progress)
         return RemoteBackend.open(client, wanted, progress)
@@ -138,21 +119,3 @@ class Backends:
 
 def _flag_of(name: str, value: object) -> str:
     return f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
-
-
-def is_here(name: str, settings: Settings) -> bool:
-    """Whether a name is that of a model on this machine, or of a model's folder in the working folder."""
-    from bough.models import ModelFolder
-    from bough.models.files import is_model_path
-
-    try:
-        return is_model_path(Path(name)) or ModelFolder(settings.models_folder).find(name) is not None
-    except ModelNotFound:
-        return False  # not a valid name
-
-
-def _can_fetch(name: str) -> bool:
-    """Whether a model of this name can be fetched: a known name, or `org/name` on the hub. Uses no network."""
-    from bough.models import can_pull
-
-    return can_pull(name)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, Self
 
-from bough.cli.terminal.columns import memory
+from rich import filesize
+
 from bough.types import Chunk, Completion, Message, Progress, Prompt
 
 NO_TEMPLATE = "the model has no chat template: use --raw with a prompt to continue a text"
@@ -69,7 +70,7 @@ class Backend(Protocol):
 
 def describe_memory(stats: Mapping[str, Any]) -> dict[str, str]:
     """The size of a tree, and, if the figures have it, the memory that it and the lanes use."""
-    facts = {"tree": f"{stats['nodes']:,} nodes, {stats['tokens']:,} tokens, {memory(stats['tree_bytes'])}"}
+    facts = {"tree": f"{stats['nodes']:,} nodes, {stats['tokens']:,} tokens, {filesize.decimal(stats['tree_bytes'])}"}
     if "used_bytes" in stats:
-        facts["memory"] = f"{memory(stats['used_bytes'])} of {memory(stats['budget_bytes'])}"
+        facts["memory"] = f"{filesize.decimal(stats['used_bytes'])} of {filesize.decimal(stats['budget_bytes'])}"
     return facts

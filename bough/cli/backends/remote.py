@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
-from bough.cache.admin.node_view import LEAST_WIDTH, MOST_WIDTH
+from bough.cache.admin.drawing import LEAST_WIDTH, MOST_WIDTH
 from bough.cli.backends.contract import NO_TEMPLATE, GivenParams, describe_memory
 from bough.client.answers import stream_answer
 from bough.client.http import Client

@@ -18,7 +18,8 @@ from bough.cache.disk import DiskError, NotOwner
 from bough.cli import options
 from bough.cli.cache.archive import export_file, import_file
 from bough.cli.cache.trees import DiskUse, RunningServer, choose_trees, measure_use, running_server, size_bytes
-from bough.cli.terminal.columns import ago, align, describe, memory
+from bough.cli.groups import CommandApp
+from bough.cli.terminal.columns import ago, align, describe
 from bough.cli.terminal.progress import show_progress
 from bough.cli.terminal.screen import Screen, confirm_or_exit
 from bough.config import Settings, load_settings
@@ -26,7 +27,7 @@ from bough.errors import BoughError
 from bough.models import Progress
 from bough.runtime.tiers import clear_shared
 
-app = typer.Typer(help="Show, check, delete, export and import the trees on disk.", no_args_is_help=True)
+app = CommandApp("Show, check, delete, export and import the trees on disk.")
 
 Model = Annotated[str | None, typer.Argument(help="A model, or the name of one of its trees; not given: all.")]
 
@@ -85,7 +86,9 @@ def _read_served(server: RunningServer, screen: Screen) -> dict[str, Any]:
 def _describe_served(served: dict[str, Any] | None) -> dict[str, str]:
     if served is None:
         return {}
-    held = [f"{each['model']}: {each['tokens']:,} tokens, {memory(each['tree_bytes'])}" for each in served["models"]]
+    held = [
+        f"{each['model']}: {each['tokens']:,} tokens, {filesize.decimal(each['tree_bytes'])}" for each in served["models"]
+    ]
     return {"server": f"{served['url']}, process {served['pid']}", "in memory": "; ".join(held)}
 
 

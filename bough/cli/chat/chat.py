@@ -5,10 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 from bough.cli.backends.contract import Backend
+from bough.cli.chat.line_editor import PROMPT
 from bough.cli.chat.sessions import LAST, ChatSession, Conversation, Exchange, Sessions
 from bough.cli.terminal.answer import describe_end, stream_answer, summarise
 from bough.cli.terminal.progress import show_progress
 from bough.cli.terminal.screen import Screen
+from bough.cli.terminal.wrap import WordWrap
 from bough.errors import BoughError
 
 
@@ -67,6 +69,14 @@ class TerminalChat:
         if again == before:
             self.screen.note("the answer stays the same, as at temperature 0; try /set temperature 0.8")
         return None
+
+    def show_so_far(self) -> None:
+        """Write what was said in the branch that goes on, as it looked when it was said."""
+        for each in self.conversation.exchanges:
+            self.screen.write_line(PROMPT + each.question)
+            self.screen.write(each.answer, WordWrap() if self._wraps else None)
+            self.screen.end_line()
+            self.screen.write_line()
 
     def change_model(self, name: str) -> None:
         with show_progress(self.screen.notes, stays=False) as progress:

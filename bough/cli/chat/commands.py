@@ -130,6 +130,7 @@ def _load(chat: TerminalChat, rest: str) -> None:
         names = chat.sessions.names() if chat.sessions else []
         return _write(chat, names or ["there are no saved chats"])
     chat.load(rest)
+    chat.show_so_far()
     chat.screen.note(describe_session(chat))
     if (model := chat.session.model) not in ("", chat.backend.model):
         chat.screen.note(f"it was with {model}; /model {model} changes to it")
@@ -178,7 +179,8 @@ def _help(chat: TerminalChat, rest: str) -> None:
     rows = [(each.usage, each.purpose) for each in COMMANDS.values()]
     keys = [
         ('"""', "begins and ends a message of many lines"),
-        ("Ctrl-C", "stops an answer; at the prompt, drops the message, and leaves when pressed twice"),
+        ("Ctrl-C", "stops an answer; at the prompt, drops the message, and leaves if nothing was typed since the last one"),
+        ("Tab", "completes a command"),
         ("Ctrl-D", "leaves"),
     ]
     names = textwrap.wrap(f"The parameters are {', '.join(NAMES)}.", width=80)

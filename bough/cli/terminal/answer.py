@@ -55,11 +55,18 @@ def catching_interrupt() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         pressed.append(number)
 
-    before = signal.getsignal(signal.SIGINT)
-    if before != signal.SIG_IGN:  # a background job ignores Ctrl-C
-        signal.signal(signal.SIGINT, note)
-    try:
+    with on_interrupt(note):
         yield lambda: bool(pressed)
+
+
+@contextmanager
+def on_interrupt(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Let Ctrl-C call this in place of what it did before. A background job goes on ignoring it."""
+    before = signal.getsignal(signal.SIGINT)
+    if before != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, handle)
+    try:
+        yield
     finally:
         signal.signal(signal.SIGINT, before)
 

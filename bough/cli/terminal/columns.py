@@ -50,11 +50,15 @@ def describe(facts: Mapping[str, str], indent: str = "  ", width: int | None = N
 
 
 def wrap(text: str, before: str = "", width: int | None = None) -> list[str]:
-    """The text after `before`, in lines of at most this width that are broken between words where that can be done."""
-    room = None if width is None else width - cell_len(before)
-    if room is None or cell_len(text) <= room or room < _NARROWEST:
-        return [before + text]
-    first, *rest = textwrap.wrap(text, room) or [""]
+    """The text after `before`, in lines of at most this width that are broken between words where that can be done.
+
+    Line breaks of the text stay.
+    """
+    room = 0 if width is None else width - cell_len(before)
+    parts = [
+        [part] if room < _NARROWEST or cell_len(part) <= room else textwrap.wrap(part, room) for part in text.split("\n")
+    ]
+    first, *rest = [line for part in parts for line in part] or [""]
     return [before + first, *(" " * cell_len(before) + line for line in rest)]
 
 
@@ -64,11 +68,6 @@ def count(number: int) -> str:
         if number >= size:
             return f"{number / size:.1f}{unit}"
     return str(number)
-
-
-def memory(num_bytes: int) -> str:
-    """Bytes of memory, in MiB or GiB."""
-    return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.1f} MiB"
 
 
 def ago(moment: datetime | None, now: datetime | None = None) -> str:

@@ -151,3 +151,5 @@ def _code_of(model: Any) -> EngineCode:
 def _require_own_weights(settings: Settings) -> None:
     if settings.weights != "auto":
         raise SettingsError(f"weights is {settings.weights!r}, and MLX keeps them as the model's files have them: use auto")
+    if settings.kv != "auto":
+        raise SettingsError(f"kv is {settings.kv!r}, and MLX keeps rows in the type that the model computes with: use auto")

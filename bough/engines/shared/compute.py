@@ -85,6 +85,7 @@ class Verdict:
     """How to run a model, and what it can do that way, as the self-check found.
 
     `whole_step`: a step is one call of our own kernels, not of the model's modules; else `why_no_whole_step` says why.
+    `kv` is the type in which rows are kept; empty if that is the model's own.
     `is_pooled`: lanes and pages share the slots of one pool; else `why_not_pooled` has the reason, if that was tried.
     Verdicts are kept as JSON files, so the names of these fields must not change.
     """
@@ -100,6 +101,7 @@ class Verdict:
     why_no_whole_step: str = ""
     is_pooled: bool = False
     why_not_pooled: str = ""
+    kv: str = ""
 
     @property
     def worth(self) -> tuple[bool, bool, bool]:

@@ -61,6 +61,10 @@ class LaneEngine(ABC):
         """Bytes of pages and states that were made and not yet released: tests find leaks by it."""
         return self._pages.held_bytes
 
+    @property
+    def num_clipped(self) -> int:
+        return 0
+
     def limit_device(self, budget_bytes: int) -> None:
         """Nothing to do: memory is taken as it is needed, and the cache keeps within the budget."""
         return
@@ -138,10 +142,15 @@ class LaneEngine(ABC):
 
 def choose_sizes(bound: int, settings: Settings, *, is_on_cpu: bool) -> LaneSizes:
     """How large lanes may grow. `bound` is the model's own limit; 0 if its configuration has none."""
-    if bound and settings.context > bound:
-        raise SettingsError(f"context is {settings.context}, and the model holds {bound} tokens")
+    check_context(bound, settings)
     slack = settings.chunk or (_SLACK_CPU if is_on_cpu else _SLACK_ACCELERATOR)
     return LaneSizes(settings.context or bound or DEFAULT_CONTEXT, slack)
+
+
+def check_context(bound: int, settings: Settings) -> None:
+    """Raise SettingsError if the settings want a longer context than the model's own, `bound`; 0 if that is not known."""
+    if bound and settings.context > bound:
+        raise SettingsError(f"context is {settings.context}, and the model holds {bound} tokens")
 
 
 def reuse_limit(text: dict[str, Any], by_length: Container[str], bound: int) -> int | None:

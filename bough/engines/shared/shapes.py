@@ -16,7 +16,7 @@ ALIGNMENT = 64
 class RowShape:
     """The rows of one group: for each of its layers `heads` keys and values a token.
 
-    In memory rows are planes [count, heads, tokens, dim]. Where keys and values are equally long there is one plane, all
+    In memory rows are planes [count, heads, tokens, width]. Where keys and values are equally long there is one plane, all
     layers' keys before all layers' values; otherwise there are two.
     """
 
@@ -28,18 +28,22 @@ class RowShape:
 
     @property
     def planes(self) -> tuple[tuple[int, int], ...]:
-        """(count, dim) of each plane."""
+        """(count, width) of each plane."""
         num_layers = len(self.layers)
         if self.key_dim == self.value_dim:
-            return ((2 * num_layers, self.key_dim),)
-        return (num_layers, self.key_dim), (num_layers, self.value_dim)
+            return ((2 * num_layers, self.width(self.key_dim)),)
+        return (num_layers, self.width(self.key_dim)), (num_layers, self.width(self.value_dim))
+
+    def width(self, dim: int) -> int:
+        """The elements that `dim` numbers of one head take in memory."""
+        return dim
 
     def plane_shapes(self, num_rows: int) -> list[tuple[int, int, int, int]]:
         return [(count, self.heads, num_rows, dim) for count, dim in self.planes]
 
     @property
     def row_elements(self) -> int:
-        return len(self.layers) * self.heads * (self.key_dim + self.value_dim)
+        return len(self.layers) * self.heads * (self.width(self.key_dim) + self.width(self.value_dim))
 
     @property
     def row_bytes(self) -> int:

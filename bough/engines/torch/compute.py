@@ -16,6 +16,7 @@ from bough.engines.torch.lanes.lane import TorchLane
 from bough.engines.torch.lanes.layers import BatchCache
 from bough.engines.torch.lanes.pages import TorchPages
 from bough.engines.torch.layout import TorchLayout
+from bough.engines.torch.row_types import ClippedNumbers
 
 if TYPE_CHECKING:
     from bough.engines.torch.lanes.kernels import TritonKernels
@@ -44,11 +45,17 @@ class TorchLaneCompute(GroupCompute[TorchLane, Tensor]):
         self._parts = [part for state in layout.states.values() for part in state.parts]
         self._kernels = find_kernels(layout, forward.device)
         self._whole_step = whole_step
+        self.clipped = ClippedNumbers(forward.device)
 
     def make_lane(self) -> TorchLane:
-        return TorchLane(self.layout, self.pages, self._forward.device, self._sizes)
+        return TorchLane(self.layout, self.pages, self._forward.device, self._sizes, self.clipped)
 
     def run(self, lane: TorchLane, ids: Sequence[int], result: RunResult) -> Tensor:
+        found = self._run(lane, ids, result)
+        self.clipped.log_once()
+        return found
+
+    def _run(self, lane: TorchLane, ids: Sequence[int], result: RunResult) -> Tensor:
         if self._whole_step is not None:
             return self._whole_step.run(lane, ids, result)
         lane.begin_run(len(ids))

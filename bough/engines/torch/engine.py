@@ -75,13 +75,16 @@ class TorchEngine(LaneEngine):
         pools = can_pool(self._forward.device, dtype_of(model)) if pools is None else pools
         if pools and graphs != "off" and dtype_of(model) == torch.bfloat16:
             prepare_experts(model)  # before the check, which then tries what will run
-        key = verdict_key(model, weights, pools=pools)
+        key = verdict_key(model, weights, pools=pools, kv=settings.kv)
         layout = find_layout(settings, key, self._forward)
-        verdict = find_verdict(settings, key, lambda: self_check(self._forward, layout, weights, pools=pools), progress)
+        verdict = find_verdict(
+            settings, key, lambda: self_check(self._forward, layout, weights, pools=pools, kv=settings.kv), progress
+        )
         model.set_attn_implementation(verdict.attention)
         text = model.config.get_text_config(decoder=True)
         if verdict.way is not RunMode.LANES:
             layout = without_groups(layout.unknown, layout.vocab_size or text.vocab_size)
+        layout = layout.keep_as(verdict.kv)
         self._pages: TorchPages = TorchPages(layout, self._forward.device)
         self._pool: Pool | None = None
         has_kernels = self._forward.device.type == "cuda" and find_spec("triton") is not None
@@ -90,7 +93,7 @@ class TorchEngine(LaneEngine):
         bound = getattr(text, "max_position_embeddings", None) or 0
         sizes = choose_sizes(bound, settings, is_on_cpu=self._forward.device.type == "cpu")
         limit = reuse_limit(text.to_dict(), _BY_LENGTH, bound)
-        info, state_size = _info_of(self._forward, weights), self._forward.state_size
+        info, state_size = _info_of(self._forward, weights, layout.kv if verdict.kv else ""), self._forward.state_size
         super().__init__(info, layout, self._pages, verdict, sizes, limit, state_size)
         self._compute = self._make_compute(layout)
 
@@ -131,6 +134,7 @@ class TorchEngine(LaneEngine):
             **self.info.describe(),
             "weights": describe_weights(model, self._weights),
             "step": self._describe_step(),
+            **self._describe_rows(),
             "attention": self._verdict.attention,
             **self._describe_verdict(),
             **({"host": self._pages.transfers.describe()} if self._pages.transfers else {}),
@@ -139,6 +143,10 @@ class TorchEngine(LaneEngine):
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         }
+
+    @property
+    def num_clipped(self) -> int:
+        return self._compute.clipped.count if isinstance(self._compute, TorchLaneCompute) else 0
 
     def default_budget_bytes(self) -> int:
         if self._pool is not None:  # whose memory is taken
@@ -214,6 +222,12 @@ class TorchEngine(LaneEngine):
         except UnknownStructure as error:
             raise ModelError(f"the weights are damaged, or of another model than their configuration: {error}") from error
 
+    def _describe_rows(self) -> dict[str, str]:
+        """The type of rows, and what one token takes of them."""
+        if not self._layout.rows:
+            return {}
+        return {"kv": f"{self._layout.kv} ({sum(each.bytes_per_token for each in self._layout.rows):,} bytes a token)"}
+
     def _describe_step(self) -> str:
         """The way of computing a step, and why it is not a faster one."""
         verdict, weights = self._verdict, self._weights
@@ -229,10 +243,10 @@ class TorchEngine(LaneEngine):
         return f"transformers' modules, {by}; not in one call, because {verdict.why_no_whole_step}"
 
 
-def _info_of(forward: TorchForward, weights: WeightsChoice) -> EngineInfo:
+def _info_of(forward: TorchForward, weights: WeightsChoice, kv: str) -> EngineInfo:
     dtype = str(dtype_of(forward.model)).removeprefix("torch.")
     code = _code_of(forward.model)
-    return EngineInfo("torch", type(forward.model).__name__, str(forward.device), dtype, weights.numerics, code)
+    return EngineInfo("torch", type(forward.model).__name__, str(forward.device), dtype, weights.numerics, code, kv)
 
 
 def _code_of(model: Any) -> EngineCode:

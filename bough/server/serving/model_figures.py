@@ -74,6 +74,7 @@ _BYTES: Reads = {
 _TOTALS = (
     ("bough_evicted_tokens", "Tokens that were evicted", "evicted_tokens"),
     ("bough_evicted_points", "Restore points that were evicted", "evicted_points"),
+    ("bough_clipped_numbers", "Keys and values that were too large for the type that they are kept in", "clipped_numbers"),
     ("bough_disk_failed_writes", "Pages and states that could not be written to disk", "disk_failed_writes"),
     ("bough_disk_misses", "Pages and states on disk that were not what they should be", "disk_misses"),
     ("bough_disk_bad_rows", "Rows of the index on disk that made no sense and were dropped", "disk_bad_rows"),

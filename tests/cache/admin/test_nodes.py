@@ -9,8 +9,8 @@ import pytest
 
 from bough.cache.admin.nodes import evict_node, keep_node, read_node
 from bough.cache.steps import Steps, run_at_once
-from bough.cache.tree.tokens import unpack
 from bough.errors import NodeNotFound, RequestError
+from bough.tokens import unpack
 from bough.types import Boundary, Mark
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
@@ -48,7 +48,7 @@ def test_a_node_that_is_gone_is_not_found() -> None:
     world = World(MODELS["full"], 2)
     world.run([1, 2, 3, 4])
     key = key_at(world, [1, 2, 3, 4])
-    world.cache.clear()
+    world.cache.upkeep.clear()
 
     for call in (read_node, evict_node):
         with pytest.raises(NodeNotFound, match=f"no node {key}"):
@@ -91,7 +91,7 @@ def test_evicting_a_node_drops_it_and_all_below_it_also_on_disk_and_in_idle_lane
     for prompt in ([1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [1, 2, 8, 8]):
         world.run(prompt, boundaries=[Boundary(2, Mark.SYSTEM_END)])
     if disk is not None:
-        world.cache.flush()
+        world.cache.upkeep.flush()
 
     done = run(lambda: evict_node(world.cache, "", key_at(world, [1, 2, 3])))
 
@@ -101,7 +101,7 @@ def test_evicting_a_node_drops_it_and_all_below_it_also_on_disk_and_in_idle_lane
     assert world.cache.count_reusable([1, 2, 8, 8, 9]) == 4
     world.check()
     if disk is not None:
-        world.cache.flush()
+        world.cache.upkeep.flush()
         again = World(MODELS[model], 2, disk=disk.restarted())
         assert again.cache.count_reusable([1, 2, 3, 4, 5, 9]) <= 2
         assert again.known([1, 2, 8, 8]) == 4

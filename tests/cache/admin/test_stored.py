@@ -14,7 +14,7 @@ from bough.cache.admin.view import look_up, view_tree
 from bough.cache.disk import DiskError
 from bough.cache.disk.index import INDEX
 from bough.cache.prefix_cache import PrefixCache
-from bough.cache.tree.tokens import pack
+from bough.tokens import pack
 from tests.crash.tree import SALTS, Setup, serve
 from tests.fakes import MODELS
 
@@ -27,7 +27,7 @@ def look(cache: PrefixCache, setup: Setup) -> list[Any]:
     """All that is told of a tree, but for how long ago something was used: the clocks of the tests begin anew."""
     chance = random.Random("asked")
     requests = [setup.make_request(chance) for _ in range(20)]
-    views = [view_tree(cache.forest, 0.0, decode, salt).as_dict() for salt in (None, *SALTS)]
+    views = [view_tree(cache, 0.0, decode, salt).as_dict() for salt in (None, *SALTS)]
     prompts = [(pack(request.prompt), request.salt) for request in requests]
     explained = [look_up(cache, prompt, salt).explain(prompt, decode) for prompt, salt in prompts]
     return [_without_time(views), explained]
@@ -44,7 +44,7 @@ def make_tree(folder: Path, setup: Setup) -> None:
     world = setup.open(folder)
     for _ in range(12):
         serve(world, setup.make_request(chance))
-    world.cache.close()
+    world.cache.upkeep.close()
 
 
 @pytest.mark.parametrize("seed", range(len(MODELS)))
@@ -68,7 +68,7 @@ def test_a_stored_tree_is_seen_while_another_process_uses_it(tmp_path: Path) -> 
 
     with open_stored(folder, "crash", 4) as stored:
         assert stored.forest.tries
-    world.cache.close()
+    world.cache.upkeep.close()
 
 
 def test_a_tree_whose_index_does_not_tell_its_groups_is_seen_too(tmp_path: Path) -> None:

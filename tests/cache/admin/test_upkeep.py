@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from bough.cache.admin.nodes import keep
-from bough.cache.graft import ImportedTree
 from bough.cache.steps import Steps
 from bough.errors import EngineError
-from tests.cache.admin.donor import bring
+from tests.cache.admin.donor import Imported, bring
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
 from tests.scenarios.test_random_walks import prompts, walk, walk_long
@@ -95,7 +94,7 @@ def test_what_is_kept_is_still_kept_after_a_restart() -> None:
     world = make_world(disk=disk)
     world.run([1, 2, 3, 4, 5, 6])
     keep(world.cache, [1, 2, 3, 4, 5, 6], True)
-    world.cache.flush()
+    world.cache.upkeep.flush()
 
     again = make_world(disk=disk.restarted())
 
@@ -112,9 +111,9 @@ def test_a_salt_is_forgotten_everywhere_and_the_others_stay(model: str, has_disk
     world = make_world(model, disk)
     for salt in ("mine", "yours"):
         world.run([1, 2, 3, 4, 5, 6], [7, 8], salt=salt)
-    world.cache.flush()
+    world.cache.upkeep.flush()
 
-    world.cache.clear("mine")
+    world.cache.upkeep.clear("mine")
     world.check()
 
     assert list(world.cache.forest.tries) == ["yours"]
@@ -130,7 +129,7 @@ def test_forgetting_a_salt_that_nobody_has_used_changes_nothing() -> None:
     world = make_world(disk=FakeDisk(2))
     world.run([1, 2, 3, 4])
 
-    world.cache.clear("nobody")
+    world.cache.upkeep.clear("nobody")
     world.check()
 
     assert world.known([1, 2, 3, 4]) == 4
@@ -143,7 +142,7 @@ def test_a_salt_that_an_earlier_run_left_on_disk_is_forgotten_though_nobody_has_
     world = make_world(disk=disk.restarted())
     assert world.cache.count_reusable([1, 2, 3, 4, 5], "mine") > 0
 
-    world.cache.clear("mine")
+    world.cache.upkeep.clear("mine")
     world.check()
 
     assert not world.cache.forest.tries
@@ -156,7 +155,7 @@ def test_what_a_request_stands_on_is_not_forgotten_under_its_feet(model: str) ->
     world.run([1, 2, 3, 4, 5, 6], salt="mine")
     session = world.begin([1, 2, 3, 4, 5, 6, 7, 8, 9], salt="mine", max_new=4)
 
-    world.cache.clear("mine")
+    world.cache.upkeep.clear("mine")
     world.check()
 
     world.prefill(session)
@@ -179,23 +178,34 @@ class UpkeepMachine(TierMachine):
     def _make_world(self) -> None:
         super()._make_world()
         self.works: list[Steps[object]] = []  # under way; the process that did them may have died
-        self.imports: dict[Steps[object], ImportedTree] = {}
+        self.imports: list[tuple[str, Imported]] = []  # on disk, and not in the tree yet
 
     @rule(chats=st.lists(prompts, min_size=1, max_size=3), salt=salts, seed=st.integers(0, 9))
     def bring_an_import(self, chats: list[list[int]], salt: str, seed: int) -> None:
-        """Somebody has put a part of another tree on disk, and begins to take it up."""
+        """Somebody has put a part of another tree on disk; the tree takes it later."""
         if self.disk is not None:
-            imported = bring(self.disk, self.model, chats, salt, random.Random(seed))
-            self.works.append(self.world.cache.graft(salt, imported))
-            self.imports[self.works[-1]] = imported
+            self.imports.append((salt, bring(self.disk, self.model, chats, salt, random.Random(seed))))
+
+    @precondition(lambda self: self.imports)
+    @rule(which=st.integers(0, 2))
+    def attach_an_import(self, which: int) -> None:
+        salt, imported = self.imports.pop(which % len(self.imports))
+        self.world.cache.attach(salt, imported.files, imported.points)
+
+    @precondition(lambda self: self.imports)
+    @rule(which=st.integers(0, 2))
+    def give_an_import_up(self, which: int) -> None:
+        _, imported = self.imports.pop(which % len(self.imports))
+        if self.disk is not None:
+            self.disk.drop_unused(imported.files)
 
     @rule(salt=st.sampled_from([None, "", "other"]))
     def begin_to_clear(self, salt: str | None) -> None:
-        self.works.append(self.world.cache._clear(salt))
+        self.works.append(self.world.cache.upkeep._clear(salt))
 
     @rule()
     def begin_to_save(self) -> None:
-        self.works.append(self.world.cache._save_all(None))
+        self.works.append(self.world.cache.upkeep._save_all(None))
 
     @precondition(lambda self: self.works)
     @rule(which=st.integers(0, 2), num_steps=st.integers(1, 30))
@@ -211,26 +221,21 @@ class UpkeepMachine(TierMachine):
     @precondition(lambda self: self.works)
     @rule(which=st.integers(0, 2))
     def give_a_work_up(self, which: int) -> None:
-        """Also one that has not begun: then the import itself drops its files."""
-        work = self.works.pop(which % len(self.works))
-        work.close()
-        if self.disk is not None and work in self.imports and self.imports[work].claim():
-            self.disk.drop_unused(self.imports[work].files)
+        self.works.pop(which % len(self.works)).close()
 
     @invariant()
     def files_without_a_user_belong_to_an_import_under_way(self) -> None:
         if hasattr(self, "world") and self.disk is not None:
-            imports = [self.imports[work] for work in self.works if work in self.imports]
             unused = {file for file in self.disk.live.values() if file.num_users == 0}
-            assert unused <= {file for imported in imports for file in imported.files}
+            assert unused <= {file for _, imported in self.imports for file in imported.files}
 
     @rule(salt=salts)
     def forget(self, salt: str) -> None:
         try:
-            self.world.cache.clear(salt)
+            self.world.cache.upkeep.clear(salt)
         except (EngineError, MemoryError):
             return
-        is_used = any(session.salt == salt for session in self.open)
+        is_used = any(session.sequence.trie.salt == salt for session in self.open)
         assert is_used or salt not in self.world.cache.forest.tries
         if self.disk is not None:
             assert not any(address.root == self.disk.root(salt) for address in self.disk.platter.points)

@@ -12,7 +12,7 @@ from bough.cache.admin.stats import salt_stats, stats
 from bough.cache.admin.view import RECENT_S, Viewer, look_up, take_records, view_tree
 from bough.cache.steps import run_at_once
 from bough.cache.tree.state import Tier
-from bough.cache.tree.tokens import pack
+from bough.tokens import pack
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
 from tests.scenarios.world import World
@@ -33,7 +33,7 @@ def test_taking_a_view_decodes_nothing_and_reading_it_does() -> None:
     world, decoder = World(MODELS["full"], 2), Decoder()
     world.run([1, 2, 3, 4])
 
-    tree = view_tree(world.cache.forest, world.cache.clock.now(), decoder)
+    tree = view_tree(world.cache, world.cache.clock.now(), decoder)
     taken = decoder.num_tokens
     (node,) = tree.as_dict()[""]
 
@@ -46,16 +46,16 @@ def test_a_view_stays_as_it_was_when_the_tree_goes_on() -> None:
     world = World(MODELS["full"], 2)
     world.run([1, 2, 3, 4])
 
-    tree = view_tree(world.cache.forest, world.cache.clock.now(), Decoder())
+    tree = view_tree(world.cache, world.cache.clock.now(), Decoder())
     world.run([1, 2, 7, 8])
-    world.cache.clear()
+    world.cache.upkeep.clear()
 
     assert [node.text for node in tree.nodes] == ["1 2 3 4"]
 
 
 def count_steps(world: World) -> int:
     """How many nodes have to be recorded for a view now."""
-    return sum(1 for _ in take_records(world.cache.forest, world.cache.clock.now))
+    return sum(1 for _ in take_records(world.cache, world.cache.clock.now))
 
 
 def test_a_view_costs_what_has_changed_since_the_last_one() -> None:
@@ -77,11 +77,11 @@ def test_a_view_is_of_the_moment_at_which_it_is_finished() -> None:
     world.run([1, 2, 7, 8])
     trie = world.cache.forest.find("")
     for node in trie.walk():
-        trie.census.note(node)
+        trie.memory.note(node)
 
-    steps = take_records(world.cache.forest, world.cache.clock.now)
+    steps = take_records(world.cache, world.cache.clock.now)
     next(steps)
-    world.cache.clear()
+    world.cache.upkeep.clear()
     world.run([5, 6])
     view = Viewer(Decoder()).view(run_at_once(lambda: steps))
 
@@ -93,7 +93,7 @@ def test_json_is_what_the_plain_data_is_and_siblings_are_in_the_order_of_their_c
     for prompt in ([1, 2, 3, 4, 5, 6], [1, 2, 9, 9], [8, 8], [1, 2, 3, 4, 7], [3, 3]):
         world.run(prompt, salt="a salt")
     world.run([4, 4])
-    tree = view_tree(world.cache.forest, world.cache.clock.now(), Decoder())
+    tree = view_tree(world.cache, world.cache.clock.now(), Decoder())
 
     for has_ids in (False, True):
         plain = json.loads(json.dumps(tree.as_dict(has_ids=has_ids)))
@@ -110,7 +110,7 @@ def test_looking_again_decodes_only_what_has_changed() -> None:
 
     def look() -> int:
         before = decoder.num_tokens
-        viewer.view(run_at_once(lambda: take_records(world.cache.forest, world.cache.clock.now))).to_json(has_ids=False)
+        viewer.view(run_at_once(lambda: take_records(world.cache, world.cache.clock.now))).to_json(has_ids=False)
         return decoder.num_tokens - before
 
     assert look() == 80
@@ -123,7 +123,7 @@ def test_the_json_of_a_root_that_has_not_changed_is_used_again_for_a_moment() ->
     world.run([1, 2, 3], salt="still")
 
     def look(now: float) -> dict[str, list[dict[str, Any]]]:
-        found = run_at_once(lambda: take_records(world.cache.forest, lambda: now))
+        found = run_at_once(lambda: take_records(world.cache, lambda: now))
         return json.loads(viewer.view(found).to_json())  # type: ignore[no-any-return]
 
     now = world.cache.clock.now() + 100
@@ -143,7 +143,7 @@ def test_a_view_of_a_very_deep_tree_can_be_written_as_json() -> None:
     for token in range(5000):
         node = trie.append(node, [token])
 
-    text = view_tree(world.cache.forest, 0.0, Decoder()).to_json()
+    text = view_tree(world.cache, 0.0, Decoder()).to_json()
 
     assert text.count('"children":[') == 5000 and text.endswith(5001 * "]}")
 
@@ -153,13 +153,13 @@ def test_a_view_shows_where_content_lies_after_it_was_loaded_into_an_inner_node(
     world = World(MODELS["full"], 2, disk=disk)
     for prompt in ([1, 2, 3, 4], [1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7, 8]):
         world.run(prompt)
-    world.cache.flush()
+    world.cache.upkeep.flush()
     again = World(MODELS["full"], 2, disk=disk.restarted())
     count_steps(again)
 
     session = again.begin([1, 2, 3, 4, 5, 6, 9])
 
-    tree = view_tree(again.cache.forest, again.cache.clock.now(), Decoder())
+    tree = view_tree(again.cache, again.cache.clock.now(), Decoder())
     assert {node.text: node.tiers for node in tree.nodes} == {
         "1 2 3 4": {"device": 2},
         "5 6": {"device": 1},
@@ -176,7 +176,7 @@ def test_a_view_shows_that_a_request_has_come_to_a_node_that_was_known() -> None
 
     world.prefill(session)
 
-    tree = view_tree(world.cache.forest, world.cache.clock.now(), Decoder())
+    tree = view_tree(world.cache, world.cache.clock.now(), Decoder())
     assert [node.text for node in tree.nodes if node.is_in_use] == ["7 8"]
     world.close(session)
 
@@ -186,7 +186,7 @@ def test_figures_walk_neither_nodes_nor_tries() -> None:
     for salt in ("", "mine"):
         world.run([1, 2, 3, 4, 5, 6], salt=salt)
         world.run([1, 2, 3, 9], salt=salt)
-    nodes = view_tree(world.cache.forest, world.cache.clock.now(), Decoder()).roots["mine"]
+    nodes = view_tree(world.cache, world.cache.clock.now(), Decoder()).roots["mine"]
     trie = world.cache.forest.find("mine")
 
     class Unwalkable(dict[str, object]):
@@ -222,7 +222,7 @@ def test_what_was_found_of_a_prompt_is_plain_and_is_put_into_words_later() -> No
     prompt = pack([1, 2, 9])
 
     found = look_up(world.cache, prompt, "")
-    world.cache.clear()
+    world.cache.upkeep.clear()
 
     assert decoder.num_tokens == 0
     assert found.explain(prompt, decoder).tree_goes_on == ("3 4",)

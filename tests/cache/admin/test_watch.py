@@ -8,9 +8,9 @@ import pytest
 
 from bough.cache.admin.nodes import evict_node
 from bough.cache.admin.watch import TreeChanges, TreePosition, TreeWatch, locate
+from bough.cache.residency.census import NodeRecord
 from bough.cache.steps import Steps, run_at_once
-from bough.cache.tree.census import NodeRecord
-from bough.cache.tree.tokens import pack
+from bough.tokens import pack
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
 from tests.scenarios.world import World
@@ -93,7 +93,7 @@ def test_a_mirror_follows_a_random_walk(model: str) -> None:
             if key in {node.key for node in world.cache.forest.find(name).walk()}:
                 run_at_once(lambda name=name, key=key: evict_node(world.cache, name, key))
         if rng.random() < 0.05:
-            world.cache.clear(rng.choice(["", "other", None]))
+            world.cache.upkeep.clear(rng.choice(["", "other", None]))
         if rng.random() < 0.5:
             mirror.look()
             mirror.check()
@@ -102,7 +102,7 @@ def test_a_mirror_follows_a_random_walk(model: str) -> None:
 
 def test_nothing_is_noted_while_nobody_watches() -> None:
     world = World(MODELS["full"], 2)
-    census = world.cache.forest.census
+    census = world.cache.memory.census
     mirror, other = Mirror(world), Mirror(world)
     mirror.look()
     other.look()
@@ -131,7 +131,7 @@ def test_a_watch_that_is_closed_while_it_looks_leaves_nothing_behind() -> None:
     world.run([1, 2, 9])
     mirror.look()
 
-    assert len(world.cache.forest.census.watchers) == 1
+    assert len(world.cache.memory.census.watchers) == 1
     mirror.check()
 
 
@@ -154,7 +154,7 @@ def _begin_look(mirror: Mirror) -> Steps[TreeChanges]:
     """A look that has taken its first step: each node has something new to tell."""
     trie = mirror.world.cache.forest.find("")
     for node in trie.walk():
-        trie.census.note(node)
+        trie.memory.note(node)
     steps = mirror.watch.look()
     next(steps)
     return steps
@@ -164,7 +164,7 @@ def test_a_root_from_disk_gets_the_name_of_its_salt_when_a_reader_names_it() -> 
     disk = FakeDisk(2)
     world = World(MODELS["full"], 2, disk=disk)
     world.run([1, 2, 3, 4], salt="alice")
-    world.cache.flush()
+    world.cache.upkeep.flush()
     mirror = Mirror(World(MODELS["full"], 2, disk=disk.restarted()))
 
     unnamed = mirror.look()

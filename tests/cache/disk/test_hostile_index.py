@@ -181,7 +181,7 @@ def make_tree(folder: Path, model: str) -> Path:
         world.run(FIRST, [24, 25, 26])
         world.run(SECOND, [62])
         world.run(OTHERS, salt="theirs")
-        assert world.cache.flush()
+        assert world.cache.upkeep.flush()
     return folder
 
 
@@ -230,7 +230,7 @@ def start_and_use(folder: Path, model: str) -> int:
         world.check()
         for prompt, salt in ((FIRST, ""), (SECOND, ""), (OTHERS, "theirs"), ([*FIRST, 24, 25, 90], "")):
             world.run(prompt, [91], salt=salt)
-        assert world.cache.flush()
+        assert world.cache.upkeep.flush()
         disk.check()
         return disk.counts.bad_rows
 

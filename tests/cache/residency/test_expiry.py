@@ -66,7 +66,7 @@ def test_one_sweep_removes_all_that_is_too_old_few_at_a_time_with_its_parents() 
     sweeps.now, left = 150.0, [600]
 
     while sweeps.expiry.expire():
-        left.append(sweeps.trie.census.counts.nodes)
+        left.append(sweeps.trie.memory.census.counts.nodes)
 
     assert [node for node in sweeps.world.cache.forest.nodes() if node.is_leaf] == [sweeps.leaves[50]]
     assert max(before - after for before, after in pairwise(left)) <= EXPIRE_REMOVALS + 3

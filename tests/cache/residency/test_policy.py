@@ -28,8 +28,8 @@ from bough.cache.residency.policy import (
 )
 from bough.cache.tree.forest import Forest
 from bough.cache.tree.node import Hold, Node, Point, Reason
-from bough.cache.tree.tokens import pack
 from bough.cache.tree.trie import NoMemory, Trie
+from bough.tokens import pack
 from tests.fakes import MODELS, FakeEngine
 from tests.scenarios.world import World
 
@@ -312,5 +312,5 @@ def test_a_new_branch_of_a_known_conversation_has_not_come_back() -> None:
 def test_clearing_the_cache_forgets_the_shadows_too() -> None:
     w = bounded(30)
     serve(w, scan(300))
-    w.cache.clear()
+    w.cache.upkeep.clear()
     assert w.cache.finisher.duel.policy is LRU

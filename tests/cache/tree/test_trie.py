@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from bough.cache.tree.node import Hold, Point, Reason
+from bough.cache.tree.node import Hold, Reason
 from bough.cache.tree.state import Page
-from bough.cache.tree.tokens import common_prefix, pack, unpack
 from bough.cache.tree.trie import NoMemory, Trie
+from bough.tokens import common_prefix, pack, unpack
 from tests.fakes import FakeEngine, full, recurrent, window
 
 
@@ -98,8 +98,10 @@ def test_packing_survives_a_round_trip() -> None:
 class PageMemory(FakeEngine):
     """The fake engine as the memory of a trie, which has no disk to tell of restore points."""
 
-    def forget_point(self, point: Point) -> None:
+    def _ignore(self, noted: object) -> None:
         pass
+
+    note = forget = forget_point = check_nodes = _ignore
 
 
 class Held:

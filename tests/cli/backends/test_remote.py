@@ -120,7 +120,7 @@ def test_a_path_is_loaded_here(invoke, loads, with_server):
 
 
 def test_a_model_that_only_this_machine_has_is_loaded_here(invoke, loads, with_server, monkeypatch):
-    monkeypatch.setattr("bough.cli.backends.choice.is_here", lambda name, settings: name == "other")
+    monkeypatch.setattr("bough.cli.backends.known_models.is_here", lambda name, settings: name == "other")
 
     result = invoke("run", "other", "Hello there", "--max-tokens", "3")
 

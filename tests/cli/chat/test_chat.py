@@ -9,7 +9,8 @@ import pytest
 
 from bough.cli.backends.local import LocalBackend
 from bough.cli.chat.chat import TerminalChat
-from bough.cli.chat.loop import read_message, run_chat
+from bough.cli.chat.line_editor import MessageDropped, read_message
+from bough.cli.chat.loop import run_chat
 from bough.cli.chat.sessions import FIRST, ChatSession, Conversation, Exchange, Sessions
 from bough.cli.terminal.screen import Screen
 from bough.errors import EngineError, RequestError
@@ -20,7 +21,7 @@ from tests.models.tiny_tokenizer import byte_level
 from tests.waiting import BOUND_S, wait_until
 
 SHORT = {"max_tokens": 5}
-CTRL_C = "\x03"
+CTRL_C, DROPPED = "\x03", "half a message\x03"
 
 
 def talk(runner, *messages: str, given=SHORT, system: str = "", screen: Screen | None = None, **options) -> TerminalChat:
@@ -42,6 +43,8 @@ def talk(runner, *messages: str, given=SHORT, system: str = "", screen: Screen |
 def raising_ctrl_c(line: str) -> str:
     if line == CTRL_C:
         raise KeyboardInterrupt
+    if line == DROPPED:
+        raise MessageDropped
     return line
 
 
@@ -84,6 +87,11 @@ def test_ctrl_c_twice_at_the_prompt_leaves(runner):
 
 def test_a_ctrl_c_after_another_message_is_a_first_one_again(runner):
     assert questions(talk(runner, CTRL_C, "Hello", CTRL_C, "one")) == ["Hello", "one"]
+
+
+def test_a_ctrl_c_that_drops_a_message_does_not_leave(runner):
+    assert questions(talk(runner, CTRL_C, DROPPED, "Hello", CTRL_C, CTRL_C, "never read")) == ["Hello"]
+    assert questions(talk(runner, DROPPED, CTRL_C, "never read")) == []
 
 
 def test_ctrl_c_inside_a_message_of_many_lines_drops_the_message(runner):

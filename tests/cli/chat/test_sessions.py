@@ -101,6 +101,8 @@ def test_a_chat_is_kept_when_it_ends_and_resumed(invoke, at_a_terminal, home, mo
     kept = json.loads((home / "data" / "chats" / "last.json").read_text())
     assert [each["question"] for each in kept["branches"]["main"]["exchanges"]] == ["Hello", "one"]
     assert kept["branches"]["main"]["system"] == "Be brief."
+    said = kept["branches"]["main"]["exchanges"][0]
+    assert result.stdout.startswith(f">>> Hello\n{said['answer']}\n\n")
     assert "going on with the chat last: 2 messages; the last was 'Hello'" in result.stderr
     assert opened == ["tiny", "tiny"]
 

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from bough.cli.terminal.answer import PrefillLine, describe_prefill
-from bough.cli.terminal.columns import ago, ahead, align, count, describe, memory, wrap
+from bough.cli.terminal.columns import ago, ahead, align, count, describe, wrap
 from bough.cli.terminal.progress import Lines, show_progress
 from bough.cli.terminal.screen import Screen, neutralise
 
@@ -110,7 +110,6 @@ def test_numbers_are_short():
     now = datetime(2030, 1, 2, tzinfo=UTC)
 
     assert (count(7), count(134_515_008), count(7_600_000_000)) == ("7", "134.5M", "7.6B")
-    assert (memory(2**20), memory(3 * 2**30)) == ("1.0 MiB", "3.0 GiB")
     assert ago(now - timedelta(hours=1, minutes=5), now) == "1 hour ago"
     assert ago(now - timedelta(days=3), now) == "3 days ago"
 

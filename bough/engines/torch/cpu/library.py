@@ -17,7 +17,7 @@ from typing import Any
 from bough.errors import KernelsMissing
 from bough.system.distribution import DISTRIBUTION, reinstall_command
 
-ABI = 4  # of the functions in kernels/: to be raised there and here whenever a signature or a struct changes
+ABI = 5  # of the functions in kernels/: to be raised there and here whenever a signature or a struct changes
 ISAS = {
     "vnni": "AVX512-VNNI",
     "avx512": "AVX512",

@@ -54,6 +54,15 @@ class WeightsChoice:
         """What makes this another model than the float32 one, for its fingerprint and for people; "" if nothing does."""
         return ", ".join(filter(None, [self.quantization, "int8 activations" if self.rounds_activations else ""]))
 
+    def choose_rows(self, kv: str, layout: TorchLayout, model: Any) -> str:
+        """The type in which the whole step keeps rows, by the setting `kv`; "" is the model's own.
+
+        "auto" is 16 bits beside weights of 16 bits or fewer: beside those of float32 they would be the coarsest part.
+        """
+        if kv != "auto":
+            return "" if kv == layout.kv else kv
+        return "float16" if any(each.matrix.type != "F32" for each in packed_weights(model)) else ""
+
     @property
     def rounds_activations(self) -> bool:
         """Whether activations have so few bits that logits move as in half precision: another model, in effect."""

@@ -26,7 +26,7 @@ from bough.engines.torch.lanes.lane import TorchLane
 _LONGEST_RUN = 512  # tokens in one call: the memory for their activations grows with them
 _PHASES = 8  # of a layer in kernels/step.h
 _FIRST_POSITIONS = 1_024
-_FLOAT_BYTES = 4
+_ROW_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "Q8_0"}
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 _Pointer, _Int, _Long, _Float = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
@@ -69,7 +69,7 @@ class _BatchStruct(ctypes.Structure):
     """`Batch` of the kernels."""
 
     _fields_ = (
-        *_fields(_Pointer, "rows", "positions", "cosines", "sines", "x", "logits"),
+        *_fields(_Pointer, "rows", "positions", "cosines", "sines", "x", "logits", "clipped"),
         *_fields(_Int, "lanes", "tokens", "logit_rows", "threads"),
         ("table_rows", _Long),
     )
@@ -133,6 +133,7 @@ class WholeStep:
             tables.sines.data_ptr(),
             x.data_ptr(),
             logits.data_ptr(),
+            lanes[0].clipped.address,
             len(lanes),
             num_tokens,
             num_logits,
@@ -190,7 +191,7 @@ def _model_struct(structure: Structure, layers: ctypes.Array[_LayerStruct], term
         rotary_dim=structure.rotary_dim,
         activation=_ACTIVATIONS[structure.activation],
         terms=terms,
-        row_type=TYPES["F32"],
+        row_type=TYPES[_ROW_TYPES[structure.kv]],
         eps=structure.eps,
         scale=structure.scale,
         score_cap=structure.score_cap,
@@ -218,8 +219,9 @@ def _rows_structs(lanes: Sequence[TorchLane], num_tokens: int, groups: Sequence[
     structs = (_RowsStruct * (len(lanes) * len(groups)))()
     for i, lane in enumerate(lanes):
         for j, group in enumerate(groups):
-            keys, values, layer_bytes, head_stride, num_rows = lane.rows_of(group).addresses()
-            before = num_rows - num_tokens
-            row = _RowsStruct(keys, values, layer_bytes // _FLOAT_BYTES, head_stride, before, lane.offset - before)
+            buffer = lane.rows_of(group)
+            keys, values, layer_bytes, head_stride, num_rows = buffer.addresses()
+            head_bytes, before = head_stride * buffer.layout.itemsize, num_rows - num_tokens
+            row = _RowsStruct(keys, values, layer_bytes, head_bytes, before, lane.offset - before)
             structs[i * len(groups) + j] = row
     return structs

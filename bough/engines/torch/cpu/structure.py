@@ -70,7 +70,10 @@ class LayerStructure:
 
 @dataclass(frozen=True)
 class Structure:
-    """A whole model. `rotations` each give cosines and sines [positions, dim] for a range of positions."""
+    """A whole model. `rotations` each give cosines and sines [positions, dim] for a range of positions.
+
+    `kv` is the type in which lanes keep its rows.
+    """
 
     layers: list[LayerStructure]
     num_heads: int
@@ -90,6 +93,7 @@ class Structure:
     rotations: list[Callable[[Tensor], tuple[Tensor, Tensor]]]
     rotary_dim: int
     groups: tuple[Group, ...]
+    kv: str
 
     @property
     def hidden_size(self) -> int:
@@ -145,6 +149,7 @@ def _read(model: Any, layout: TorchLayout) -> Structure:
         rotations=rotations.kinds,
         rotary_dim=rotations.dim,
         groups=layout.groups,
+        kv=layout.kv,
     )
 
 
@@ -320,9 +325,9 @@ def _require_only(module: nn.Module, known: Iterable[str], what: str) -> None:
 
 def _require_plain_rows(layout: TorchLayout) -> None:
     for rows in layout.rows.values():
-        if rows.key_dim != rows.value_dim or rows.dtype != torch.float32:
+        if rows.key_dim != rows.value_dim or rows.computed != torch.float32:
             raise UnknownStructure(
-                f"its keys have {rows.key_dim} and its values {rows.value_dim} columns, in {_name(rows.dtype)}: the "
+                f"its keys have {rows.key_dim} and its values {rows.value_dim} columns, in {_name(rows.computed)}: the "
                 "kernels know equal ones in float32"
             )
     if len({(rows.heads, rows.key_dim) for rows in layout.rows.values()}) > 1:

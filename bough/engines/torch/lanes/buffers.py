@@ -11,17 +11,21 @@ from torch import Tensor
 from bough.cache.tree.state import Group, Page
 from bough.engines.shared.row_memory import LaneSizes, RowMemory
 from bough.engines.torch.layout import TorchRowLayout, TorchStateLayout
+from bough.engines.torch.row_types import ClippedNumbers
 
 Views = list[tuple[Tensor, Tensor]]
-"""Keys and values [1, heads, rows, dim] of each layer of a group."""
+"""Keys and values [1, heads, rows, width] of each layer of a group."""
 
 
 class TorchRowBuffer(RowMemory):
     """The rows of one group on one lane, in one piece of memory for each plane."""
 
-    def __init__(self, group: Group, layout: TorchRowLayout, device: torch.device, sizes: LaneSizes) -> None:
+    def __init__(
+        self, group: Group, layout: TorchRowLayout, device: torch.device, sizes: LaneSizes, clipped: ClippedNumbers
+    ) -> None:
         super().__init__(group, sizes)
         self.layout = layout
+        self.clipped = clipped
         self._run = (0, 0)  # the rows [start, end) of the current run
         self._written: Views | None = None
         self._seen: Views | None = None

@@ -78,7 +78,7 @@ class TritonKernels:
 
 
 def _can_serve(rows: TorchRowLayout) -> bool:
-    return rows.dtype in _TYPES and rows.key_dim == rows.value_dim and rows.key_dim in _DIMS
+    return not rows.is_rounded and rows.dtype in _TYPES and rows.key_dim == rows.value_dim and rows.key_dim in _DIMS
 
 
 def _rows_last(rows: Tensor) -> Tensor:

@@ -14,14 +14,18 @@ from bough.engines.torch.lanes.buffers import TorchRowBuffer, TorchStateBuffer
 from bough.engines.torch.lanes.layers import LaneCache, make_layers, make_row_layer
 from bough.engines.torch.lanes.pages import TorchPages
 from bough.engines.torch.layout import TorchLayout
+from bough.engines.torch.row_types import ClippedNumbers
 
 
 class TorchLane(ContiguousLane[TorchRowBuffer, TorchStateBuffer]):
     """Adopts pages from the device, or one by one from the host. `cache` is passed to the model."""
 
-    def __init__(self, layout: TorchLayout, pages: TorchPages, device: torch.device, sizes: LaneSizes) -> None:
+    def __init__(
+        self, layout: TorchLayout, pages: TorchPages, device: torch.device, sizes: LaneSizes, clipped: ClippedNumbers
+    ) -> None:
         self._pages = pages
-        rows = {group: TorchRowBuffer(group, shape, device, sizes) for group, shape in layout.rows.items()}
+        self.clipped = clipped
+        rows = {group: TorchRowBuffer(group, shape, device, sizes, clipped) for group, shape in layout.rows.items()}
         layers = make_layers(layout, lambda group, *numbers: make_row_layer(self, rows[group], *numbers))
         states = {
             group: TorchStateBuffer(state, {index: layers[index] for index in state.num_states}, device)

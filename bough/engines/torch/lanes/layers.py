@@ -40,10 +40,16 @@ class TorchRowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write the run's rows; returns those that its queries may see, the run's own included."""
-        keys, values = self.written
-        keys.copy_(key_states)
-        values.copy_(value_states)
+        self.write(key_states, value_states)
         return self.seen
+
+    def write(self, keys: Tensor, values: Tensor) -> None:
+        self._buffer.layout.write((keys, values), self.written, self._buffer.clipped)
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether rows are kept in another type than the model's."""
+        return self._buffer.layout.is_rounded
 
     @property
     def written(self) -> tuple[Tensor, Tensor]:
@@ -52,7 +58,7 @@ class TorchRowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     @property
     def seen(self) -> tuple[Tensor, Tensor]:
-        keys, values = self._buffer.seen[self.layer_in_group]
+        keys, values = self._buffer.layout.read(self._buffer.seen[self.layer_in_group])
         return attach_window(keys, self._buffer.group.window) if self.is_sliding else keys, values
 
     def get_seq_length(self) -> int:
@@ -161,10 +167,16 @@ class TorchBatchRowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
             first = self._layers[0]
             self._table.write(first.layer_in_group, key_states, value_states)
             return attach_lanes(key_states, LaneRows(self._table, first.layer_in_group, self._seen)), value_states
-        targets = [layer.written for layer in self._layers]
-        rows = [*key_states.chunk(len(key_states)), *value_states.chunk(len(value_states))]
-        torch._foreach_copy_([*(keys for keys, _ in targets), *(values for _, values in targets)], rows)
+        self._write(key_states.chunk(len(key_states)), value_states.chunk(len(value_states)))
         return attach_lanes(key_states, LaneRows(None, 0, self._seen)), value_states
+
+    def _write(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        if self._layers[0].is_rounded:
+            for layer, *rows in zip(self._layers, keys, values, strict=True):
+                layer.write(*rows)
+            return
+        targets = [layer.written for layer in self._layers]
+        torch._foreach_copy_([*(each for each, _ in targets), *(each for _, each in targets)], [*keys, *values])
 
     def _seen(self) -> Rows:
         return [layer.seen for layer in self._layers]

@@ -36,6 +36,8 @@ def why_not_pooled(layout: TorchLayout, *, is_test: bool = False) -> str:
     if not layout.rows:
         return layout.unknown or "the model has no rows of attention"
     for rows in layout.rows.values():
+        if rows.is_rounded:
+            return f"its rows are kept in {layout.kv}"
         if rows.key_dim != rows.value_dim:
             return f"keys have {rows.key_dim} numbers and values {rows.value_dim}"
         if rows.key_dim not in _DIMS or rows.key_dim % 8:

@@ -65,7 +65,7 @@ from bough.engines.torch.self_check.probe import probe
 from bough.engines.torch.self_check.small_copy import first_layers, make_small_copy
 
 _REFERENCE = "eager"
-_FORMAT = 14  # raise it when the check itself changes
+_FORMAT = 15  # raise it when the check itself changes
 _CHECK_LANES = 4
 _WHOLE_STEP_TOKENS = 24  # equal to the bit is equal at any length; unpacking for the reference costs a large model seconds
 _OF_FLOATS = 1e-4  # of the spread of the logits: what rounding in float32 may move
@@ -75,7 +75,7 @@ _LONGEST_SHORT = 24  # tokens: of the runs of a check some are long ones on a po
 _NO_FEATURES = {"_name_or_path", "name_or_path", "transformers_version"}
 
 
-def verdict_key(model: Any, choice: WeightsChoice = IN_TORCH, *, pools: bool = False) -> str:
+def verdict_key(model: Any, choice: WeightsChoice = IN_TORCH, *, pools: bool = False, kv: str = "auto") -> str:
     """A hash of all that a verdict depends on; the name in the configuration does not count."""
     kernels = choice.products.kernels if choice.packing is not None else None
     config = {name: value for name, value in model.config.to_dict().items() if name not in _NO_FEATURES}
@@ -93,16 +93,17 @@ def verdict_key(model: Any, choice: WeightsChoice = IN_TORCH, *, pools: bool = F
         sorted({each.matrix.type for each in packed_weights(model)}),
         choice.numerics,
         pools,
+        kv,
     ]
     return hash_features(features)
 
 
 def self_check(
-    forward: TorchForward, layout: TorchLayout, choice: WeightsChoice = IN_TORCH, *, pools: bool = False
+    forward: TorchForward, layout: TorchLayout, choice: WeightsChoice = IN_TORCH, *, pools: bool = False, kv: str = "auto"
 ) -> Verdict:
     """Try every way of running the model, the best first.
 
-    With `pools` a pool of slots is tried before lanes with buffers of their own.
+    With `pools` a pool of slots is tried before lanes with buffers of their own. `kv` is the setting.
     """
     with torch.backends.cudnn.flags(allow_tf32=False):  # rounding to ten bits would hide the differences
         check = SelfCheck(is_out_of_memory)
@@ -110,16 +111,19 @@ def self_check(
         if choice.packing is not None and not why_not:
             with first_layers(forward.model):
                 candidates = _candidates(forward, probe(forward), choice, has_step=True)
-                whole, why_not = _try_whole_step(check, candidates, choice)
+                wanted = choice.choose_rows(kv, layout, forward.model)
+                whole, why_not = _try_whole_step(check, candidates, choice, wanted)
             if whole is not None:
-                return whole
+                return replace(whole, kv=_avoid_clipping(forward, layout, choice, wanted) if kv == "auto" else wanted)
+        wanted = "" if kv in ("auto", layout.kv) else kv
+        layout = layout.keep_as(wanted)
         candidates = _candidates(forward, layout, choice, has_step=False)
         candidates[0] = _allow_rounding(candidates[0], choice)
         stock = forward.model.config._attn_implementation
         pooled, why_not_pooled = _try_pool(check, candidates, layout) if pools else (None, "")
         _set_attention(forward.model, stock)
         verdict = pooled or _try_modules(check, candidates, layout)
-        return replace(verdict, why_no_whole_step=why_not, why_not_pooled=why_not_pooled)
+        return replace(verdict, why_no_whole_step=why_not, why_not_pooled=why_not_pooled, kv=wanted)
 
 
 def _why_no_whole_step(model: Any, layout: TorchLayout, choice: WeightsChoice) -> str:
@@ -135,10 +139,27 @@ def _why_no_whole_step(model: Any, layout: TorchLayout, choice: WeightsChoice) -
     return ""
 
 
-def _try_whole_step(check: SelfCheck, candidates: list[CheckedModel], choice: WeightsChoice) -> tuple[Verdict | None, str]:
+def _avoid_clipping(forward: TorchForward, layout: TorchLayout, choice: WeightsChoice, kv: str) -> str:
+    """This type of rows, or bfloat16 if the whole model makes numbers that float16 cannot hold."""
+    if kv != "float16":
+        return kv
+    kept = layout.keep_as(kv)
+    sizes = LaneSizes(_WHOLE_STEP_TOKENS, COPY_TOKENS)
+    step = choice.make_step(forward.model, kept)
+    compute = TorchLaneCompute(forward, kept, TorchPages(kept, forward.device), sizes, True, step)
+    lane = compute.make_lane()
+    lane.reserve(_WHOLE_STEP_TOKENS)
+    compute.evaluate(lane, usual_ids(forward.model.config.to_dict(), layout.vocab_size)[:_WHOLE_STEP_TOKENS])
+    return "bfloat16" if compute.clipped.count else kv
+
+
+def _try_whole_step(
+    check: SelfCheck, candidates: list[CheckedModel], choice: WeightsChoice, kv: str
+) -> tuple[Verdict | None, str]:
     """The verdict for the whole step in one call if it allows everything, or else why it is not used.
 
-    In one run of a prompt it must be close to the reference, and in every other way equal to that run to the bit.
+    In one run of a prompt it must be close to the reference, with rows in float32; with rows of type `kv` every other way
+    must be equal to one run to the bit.
     """
     whole, differences = [], {}
     for each in candidates:
@@ -157,8 +178,15 @@ def _try_whole_step(check: SelfCheck, candidates: list[CheckedModel], choice: We
                 None,
                 f"its logits near the end of the context differ from the model's own by {times:.1e} times the tolerance",
             )
-        whole.append(replace(each, compute=_computes(each.forward, each.layout, own, step), reference=own, tolerance=0.0))
         differences[f"one-shot{each.label}"] = difference
+        kept = replace(each, layout=each.layout.keep_as(kv))
+        if kv:
+            kept = replace(kept, compute=_computes(kept.forward, kept.layout, kept.reference))
+            step = choice.make_step(kept.forward.model, kept.layout)
+            rounded = kept.reference.computed_by(_whole_logits(kept, step))
+            differences[f"{kv} rows{each.label}"] = own.distance(rounded)
+            own = rounded
+        whole.append(replace(kept, compute=_computes(kept.forward, kept.layout, own, step), reference=own, tolerance=0.0))
     verdict = check.check_lanes(attention.NAME, whole, can_batch=True)
     if verdict is None or not (verdict.can_reuse and verdict.can_batch):
         return None, f"its logits depend on how a prompt is split: {verdict.reason if verdict else check.why_no_lanes}"
@@ -241,7 +269,8 @@ def _make_candidates(
 ) -> list[CheckedModel]:
     model = forward.model
     stock = model.config._attn_implementation
-    is_half = choice.rounds_activations or dtype_of(model) in (torch.bfloat16, torch.float16)
+    is_rounded = any(rows.is_rounded for rows in layout.rows.values())
+    is_half = choice.rounds_activations or is_rounded or dtype_of(model) in (torch.bfloat16, torch.float16)
     small = make_small_copy(model, layout.kinds) if needs_copy(layout.groups, is_half) else None
     copies = _copy_candidates(small, dtype_of(model), has_step) if small is not None else []
     num_tokens = reference_tokens(layout.groups, is_half, bool(copies))

@@ -88,7 +88,7 @@ def _row_kind(layer: Any) -> RowKind | None:
 
 
 def _row_layout(kind: RowKind, layers: tuple[int, ...]) -> TorchRowLayout:
-    return TorchRowLayout(layers, kind.heads, kind.key_dim, kind.value_dim, kind.dtype.itemsize, kind.dtype)
+    return TorchRowLayout(layers, kind.heads, kind.key_dim, kind.value_dim, kind.dtype.itemsize, kind.dtype, kind.dtype)
 
 
 def _state_layout(layers: list[Any]) -> TorchStateLayout:
@@ -173,7 +173,8 @@ def _make(found: dict[str, Any]) -> TorchLayout:
     rows: dict[Group, TorchRowLayout] = {}
     for index, each in enumerate(found["groups"]):
         heads, key_dim, value_dim, itemsize = each["sizes"]
-        shape = TorchRowLayout(tuple(each["layers"]), heads, key_dim, value_dim, itemsize, getattr(torch, each["dtype"]))
+        dtype = getattr(torch, each["dtype"])
+        shape = TorchRowLayout(tuple(each["layers"]), heads, key_dim, value_dim, itemsize, dtype, dtype)
         rows[Group(index, Kind(each["kind"]), bytes_per_token=shape.row_bytes, window=each["window"])] = shape
     kinds = tuple(LayerKind(Kind(kind) if kind else None, window) for kind, window in found["layers"])
     return TorchLayout(tuple(rows), rows, {}, len(kinds), found["vocab_size"], kinds)

@@ -20,10 +20,9 @@ from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
 from bough.cache.admin import nodes
-from bough.cache.admin.node_view import LEAST_WIDTH, MOST_WIDTH
+from bough.cache.admin.drawing import LEAST_WIDTH, MIN_TOKENS, MOST_WIDTH
 from bough.cache.disk import ReadOnlyTree
 from bough.cache.tree.state import Tier
-from bough.cache.tree.tokens import cut, num_tokens
 from bough.errors import RequestError, TooLarge, Unavailable
 from bough.prompting.ask import Ask
 from bough.server.apis.answering import SaltOf, ServiceOf
@@ -37,6 +36,7 @@ from bough.server.serving.events.hub import INTERVAL_S, LEAST_INTERVAL_S, MOST_I
 from bough.server.serving.events.reader import EventReader
 from bough.server.serving.service import Service
 from bough.server.serving.transfers import require_room, temporary_file
+from bough.tokens import cut, num_tokens
 from bough.types import Message
 
 router = APIRouter(route_class=route_class(format_plain_error), tags=["cache"])
@@ -113,11 +113,13 @@ async def read_tree(
     width: Annotated[
         int | None, Query(ge=LEAST_WIDTH, le=MOST_WIDTH, description="The most columns of a drawing's lines.")
     ] = None,
+    depth: Annotated[int | None, Query(ge=1, description="The most levels of a drawing.")] = None,
+    min_tokens: Annotated[int, Query(ge=0, description="A drawing joins edges of fewer tokens.")] = MIN_TOKENS,
 ) -> Response:
     """The tree of one model: every edge with its text, its tiers, what is kept and what is in use."""
     found = await cancel_on_disconnect(request, service.cache.tree(model, salt if scope is None else scope))
     if format == "text":
-        return PlainTextResponse(await asyncio.to_thread(found.result.draw, width))
+        return PlainTextResponse(await asyncio.to_thread(found.result.draw, width, depth, min_tokens))
     roots = await asyncio.to_thread(found.result.to_json, has_ids=ids)
     return Response(f'{{"model":{json.dumps(found.model)},"roots":{roots}}}', media_type="application/json")
 

@@ -22,6 +22,7 @@ from bough.config import Settings
 from bough.errors import ModelError, ModelNotFound, RequestError, SettingsError, UnsupportedModel
 from bough.models import ModelFiles, ModelFolder
 from bough.models.aliases import AliasRules, Overlay
+from bough.models.fetching.short_names import CatalogueModel, list_catalogue
 from bough.models.store import describe_names, plain_name
 from bough.models.tokenizer import load_tokenizer
 from bough.runtime import gguf_support
@@ -153,6 +154,10 @@ class Catalog:
         """Whether a name is the model's own, under which it is loaded. Raises ModelNotFound."""
         resolved = self.resolve(name)
         return resolved.name == resolved.files.name
+
+    def list_catalogue(self, memory_bytes: int) -> Sequence[CatalogueModel]:
+        """What can be fetched by a short name, as it would be fetched here, on a machine with this much memory."""
+        return list_catalogue(memory_bytes, gguf_support(self._settings).is_preferred)
 
     def pull(self, name: str, progress: Progress) -> None:
         """Download a model, in the calling thread. Raises ModelNotFound or DownloadError."""

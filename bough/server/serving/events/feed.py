@@ -17,7 +17,6 @@ from functools import lru_cache
 from itertools import count
 from typing import Any
 
-from bough.cache.tree.tokens import unpack
 from bough.errors import BoughError
 from bough.server.serving.events.frames import (
     NodePieces,
@@ -28,12 +27,13 @@ from bough.server.serving.events.frames import (
     usage_of,
     write_nodes,
 )
+from bough.server.serving.events.messages import MessageFinder
 from bough.server.serving.events.reader import MOST_BEHIND, EventReader, TreeNews
 from bough.server.serving.loaded import LoadedModel
 from bough.server.serving.loaded.progress import FollowedRequests, LiveRequests, RequestProgress
 from bough.server.serving.model.contract import Look, RequestPosition, WatchedRequest
 from bough.system.tasks import end_tasks
-from bough.tokens import Tokens
+from bough.tokens import Tokens, unpack
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +74,7 @@ class ModelFeed:
         self._readers = readers
         self._clock = clock
         self._cached_decode = lru_cache(_MOST_TEXTS)(self._decode)
+        self._finder = MessageFinder(self._generator.facts.prompts.tokenizer)
         self._watch = self._tree.watch()
         self._mirror = TreeNews(is_reset=True)  # every node as it was sent last
         self._known: dict[RequestProgress, _Known] = {}
@@ -137,7 +138,7 @@ class ModelFeed:
         salts = {each.salt for each in self._readers() if each.salt is not None and each.sees(self.loaded.name)}
         found = await self._watch.look([_to_watch(*each) for each in known.items()], salts)
         if found.changes.is_reset or found.changes.roots:
-            pieces = await asyncio.to_thread(write_nodes, found.changes, self._cached_decode)
+            pieces = await asyncio.to_thread(write_nodes, found.changes, self._cached_decode, self._finder.find)
             self._send_tree(found.changes.is_reset, pieces)
         for progress, each in known.items():
             self._send_request(progress, found.seen.get(each.number, _UNSEEN))

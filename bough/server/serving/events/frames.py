@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bough.cache.admin.view import PAUSE_NODES, PAUSE_S, explain_reuse
 from bough.cache.admin.watch import TreeChanges
-from bough.cache.tree.census import NodeRecord
+from bough.cache.residency.census import NodeRecord
 from bough.cache.tree.state import Tier
-from bough.cache.tree.tokens import cut
+from bough.server.serving.events.messages import EdgeMessage
 from bough.server.serving.loaded.progress import RequestProgress, Totals
 from bough.server.serving.model.contract import TEXT_TOKENS, RequestPosition
+from bough.tokens import cut
 from bough.types import Usage
 
 TEXT_CHARACTERS = 200  # the start of a long edge that is shown; `/api/cache/nodes` has all of it
@@ -27,6 +28,7 @@ _OF_MODELS = ("lane_bytes", "lanes", "busy_lanes", "queue", "running", "evicted_
 _RECORDED = ("host_bytes", "disk_bytes", "store_bytes", "recomputed_tokens")  # 0 until a request has ended
 
 Decode = Callable[[bytes], str]
+FindMessages = Callable[[bytes], Sequence[EdgeMessage]]
 NodePieces = dict[str, dict[int, str | None]]
 """The JSON of nodes by root and key; None: the node is gone."""
 
@@ -35,20 +37,22 @@ def to_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def write_nodes(changes: TreeChanges, decode: Decode) -> NodePieces:
+def write_nodes(changes: TreeChanges, decode: Decode, find_messages: FindMessages) -> NodePieces:
     """The JSON of every changed node. It pauses now and then for other threads."""
     written: NodePieces = {}
     for root, changed in changes.roots.items():
         pieces = written.setdefault(root, {})
         for number, (key, record) in enumerate(changed.nodes.items(), start=1):
-            pieces[key] = None if record is None else _write_node(record, decode, changes.wall_offset)
+            offset = changes.wall_offset
+            pieces[key] = None if record is None else _write_node(record, decode, find_messages, offset)
             if number % PAUSE_NODES == 0:
                 time.sleep(PAUSE_S)
     return written
 
 
-def _write_node(record: NodeRecord, decode: Decode, wall_offset: float) -> str:
+def _write_node(record: NodeRecord, decode: Decode, find_messages: FindMessages, wall_offset: float) -> str:
     text = decode(cut(record.edge, 0, TEXT_TOKENS))
+    messages = [(record.start + at, role, words) for at, role, words in find_messages(record.edge)]
     is_cut = record.end - record.start > TEXT_TOKENS or len(text) > TEXT_CHARACTERS
     return to_json(
         {
@@ -58,6 +62,7 @@ def _write_node(record: NodeRecord, decode: Decode, wall_offset: float) -> str:
             "end": record.end,
             "text": text[:TEXT_CHARACTERS],
             **({"is_cut": True} if is_cut else {}),
+            "messages": messages,
             "bytes": record.nbytes,
             "pages": record.num_pages,
             "tiers": {tier.name.lower(): record.tiers[tier] for tier in Tier if record.tiers[tier]},

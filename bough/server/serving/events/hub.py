@@ -67,6 +67,7 @@ class EventHub:
         """The events for one reader, in lists to send together; an empty list after a while without news."""
         scope = "all" if reader.salt is None else "own"
         hello = {"version": FORMAT, "bough": VERSION, "interval_s": reader.interval_s, "scope": scope}
+        hello["default_model"] = self._default_model
         yield [("hello", to_json(hello))]
         while not reader.is_ended:
             await reader.wait(_SILENCE_S)

@@ -49,7 +49,7 @@ class InProcessTree:
         return {**self._worker.snapshot(), **exact} if salt is None else exact
 
     async def view(self, salt: str | None) -> TreeView:
-        return self._handle.view(await self._run(lambda: take_records(self._cache.forest, self._cache.clock.now, salt)))
+        return self._handle.view(await self._run(lambda: take_records(self._cache, self._cache.clock.now, salt)))
 
     async def look_up(self, prompt: bytes, salt: str) -> Mapping[str, Lookup]:
         return {ONLY: await self._call(lambda: self._handle.look_up(prompt, salt))}

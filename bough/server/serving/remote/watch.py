@@ -19,8 +19,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from bough.cache.admin.watch import RootChanges, TreeChanges
-from bough.cache.tree.census import NodeRecord
-from bough.cache.tree.tokens import cut
+from bough.cache.residency.census import NodeRecord
 from bough.errors import BoughError
 from bough.scheduling.job import Job
 from bough.server.serving.model.contract import (
@@ -34,6 +33,7 @@ from bough.server.serving.model.contract import (
 )
 from bough.server.serving.remote.leases import Leases
 from bough.server.serving.remote.replicas import Operation, ReplicaLost, Replicas
+from bough.tokens import cut
 
 log = logging.getLogger(__name__)
 

@@ -69,6 +69,7 @@ export function describeEnds(conversation) {
     .filter((message) => message.requestId)
     .map(({ id, requestId, place, model }) => ({
       messageId: id,
+      isActive: id === conversation.active,
       requestId,
       model: place?.model ?? model,
       node: place?.node ?? null,

@@ -170,14 +170,26 @@ function repeatQuestion(conversation, parent, question, now) {
   return { conversation: addMessage(conversation, again), toAnswer: again.id };
 }
 
-/** The title that the user gave, else the beginning of the first thing that the user said. */
+/** The title that the user gave, else the beginning of the first paragraph that the user said. */
 export function titleOf(conversation) {
   if (conversation.title) return conversation.title;
   const said = conversation.messages.find((message) => message.role === "user")?.content ?? "";
-  const line = said.trim().replace(/\s+/g, " ");
+  const [paragraph] = dropMarkdown(said)
+    .trim()
+    .split(/\n\s*\n/);
+  const line = paragraph.replace(/\s+/g, " ");
   if (!line) return "New conversation";
   const characters = Array.from(line);
   return characters.length > TITLE_CHARACTERS ? `${characters.slice(0, TITLE_CHARACTERS - 1).join("")}…` : line;
+}
+
+/** A text without the marks of headings, lists, quotes, emphasis, code and links. */
+function dropMarkdown(text) {
+  return text
+    .replace(/^\s*(?:#{1,6}\s+|>\s*|[-*+]\s+|`{3,}\S*\s*$)/gm, "")
+    .replace(/!?\[([^\]]*)\]\([^)]*\)/g, "$1")
+    .replace(/(\*\*|__|`)(.+?)\1/g, "$2")
+    .replace(/(^|\s)[*_](\S.*?\S|\S)[*_](?=\s|[.,;:!?]|$)/g, "$1$2");
 }
 
 /** Give a title; an empty one stands for the beginning of the conversation. */

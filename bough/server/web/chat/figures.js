@@ -19,13 +19,12 @@ export function writeSeconds(seconds) {
   return `${Number(seconds.toPrecision(3))} s`;
 }
 
-/** A size: 640 MB. Powers of 1,024, as the settings of the server have them. */
+/** A size: 640 MB. Powers of 1,000, as downloads have them. */
 export function writeBytes(bytes) {
-  const units = ["B", "kB", "MB", "GB", "TB"];
-  let value = bytes;
-  let unit = 0;
-  for (; value >= 1024 && unit < units.length - 1; unit++) value /= 1024;
-  return `${value >= 100 || unit === 0 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`;
+  const units = ["bytes", "kB", "MB", "GB", "TB"];
+  const power = bytes >= 1 ? Math.min(units.length - 1, Math.floor(Math.log10(bytes) / 3)) : 0;
+  const value = bytes / 1000 ** power;
+  return `${value >= 100 || power === 0 ? Math.round(value) : value.toFixed(1)} ${units[power]}`;
 }
 
 /** The figures of an answer, of the last object of its stream. */
@@ -39,6 +38,7 @@ export function figuresOf(last) {
     prefill_s: (last.prompt_eval_duration ?? 0) / 1e9,
     tokens_per_s: tokens > 1 && decode_s > 0 ? tokens / decode_s : null,
     end: last.done_reason ?? "",
+    messages_left_out: last.messages_left_out ?? 0,
   };
 }
 
@@ -75,6 +75,14 @@ export function describeFigures(figures) {
 function describeSaving(first_s, without_s, cached_tokens) {
   if (!cached_tokens || !without_s || without_s < 1.05 * first_s) return "";
   return ` (about ${writeSeconds(without_s)} without the cache)`;
+}
+
+/** What the model was not given to read; "" if it was given everything. */
+export function describeLeftOut({ messages_left_out = 0 }) {
+  if (!messages_left_out) return "";
+  const what =
+    messages_left_out === 1 ? "The oldest message was" : `The ${writeCount(messages_left_out)} oldest messages were`;
+  return `${what} left out: the chat is longer than the context.`;
 }
 
 /** Why an answer ended where it did, if that needs a word; else "". */

@@ -6,20 +6,23 @@
 import DOMPurify from "../vendor/purify.js";
 import highlighter from "../vendor/highlight.js";
 import MarkdownIt from "../vendor/markdown-it.js";
+import { MATH_ATTRIBUTES, MATH_TAGS, addMaths, renderFormula } from "./maths.js";
 
 /** Longer blocks are shown as plain text: while they grow, and when they are complete. */
 const MOST_GROWING = 16_000;
 const MOST_COMPLETE = 200_000;
 const MOST_HIGHLIGHTED = 30_000;
 
+const MISSING = "formula-source";
 const PLAIN_ATTRIBUTES = ["start", "target", "rel", "type", "tabindex", "dir"]; // their values are no addresses
 const ALLOWED = {
-  ALLOWED_TAGS:
-    "a blockquote br button code del div em h1 h2 h3 h4 h5 h6 hr li ol p pre s span strong table tbody td th thead tr ul".split(
-      " ",
-    ),
-  ALLOWED_ATTR: ["href", "class", ...PLAIN_ATTRIBUTES],
-  ADD_URI_SAFE_ATTR: PLAIN_ATTRIBUTES,
+  ALLOWED_TAGS: [
+    ..."a blockquote br button code del div em h1 h2 h3 h4 h5 h6 hr li ol p pre s span strong".split(" "),
+    ..."table tbody td th thead tr ul".split(" "),
+    ...MATH_TAGS,
+  ],
+  ALLOWED_ATTR: ["href", "class", ...PLAIN_ATTRIBUTES, ...MATH_ATTRIBUTES],
+  ADD_URI_SAFE_ATTR: [...PLAIN_ATTRIBUTES, ...MATH_ATTRIBUTES],
   ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
@@ -42,6 +45,17 @@ rules.th_open = rules.td_open = (tokens, at) => {
 };
 rules.table_open = () => '<div class="table-box" tabindex="0"><table>';
 rules.table_close = () => "</table></div>";
+
+addMaths(markdown, (source, isBlock) => {
+  const written =
+    renderFormula(source, isBlock) ?? `<code class="${MISSING}">${markdown.utils.escapeHtml(source)}</code>`;
+  return isBlock ? `<span class="formula" tabindex="0">${written}</span>` : written;
+});
+
+/** Whether HTML of a block has a formula that is not drawn yet: `loadMaths` must come first. */
+export function lacksMaths(html) {
+  return html.includes(`class="${MISSING}"`);
+}
 
 /** The HTML of one block; null if it is so long that it should be shown as plain text. */
 export function renderBlock(text, isComplete) {

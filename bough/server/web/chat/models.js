@@ -9,12 +9,14 @@ export function plainName(name) {
 
 export class Models {
   constructor(access, live) {
-    this.list = []; // {name, bytes, loadedBytes (null: not loaded), parameters, quantization}
+    this.list = []; // {name, target (of an alias, else ""), bytes, loadedBytes (null: not loaded), parameters, quantization}
+    this.catalogue = []; // what can be downloaded by a short name, as /api/catalogue has it
+    this.memoryBytes = 0; // of the server's machine
     this.pulls = new Map(); // name → {status, total, completed, problem, abort}
     this.problem = "";
     this._access = access;
     this._live = live;
-    this._capabilities = new Map();
+    this._details = new Map();
     this._listeners = new Set();
   }
 
@@ -26,18 +28,22 @@ export class Models {
   /** The model that a conversation asks: its own, else the server's default, else the first. "" if nothing is known yet. */
   nameFor(conversation) {
     if (conversation?.model) return conversation.model;
-    return (
-      this._live.models?.find((each) => each.is_default)?.model ??
-      this._live.models?.[0]?.model ??
-      this.list[0]?.name ??
-      ""
-    );
+    return plainName(this._live.defaultModel ?? "") || (this.list[0]?.name ?? "");
   }
 
-  /** What a model can do, such as "tools" and "thinking"; undefined until it is known. */
-  capabilitiesOf(name) {
-    if (name && !this._capabilities.has(name)) this._readCapabilities(name);
-    return this._capabilities.get(name);
+  /**
+   * What is known of a model; undefined until it is: `capabilities`, such as "tools", `contextTokens`, and `defaults`, the
+   * options that it has if none are given, by name.
+   */
+  detailsOf(name) {
+    if (name && !this._details.has(name)) this._readDetails(name);
+    return this._details.get(name);
+  }
+
+  /** How many tokens a model can read, as it is loaded; null until it is known. */
+  contextOf(name) {
+    const loaded = this._live.models.find((each) => each.model === name);
+    return loaded?.context_tokens ?? this.detailsOf(name)?.contextTokens ?? null;
   }
 
   async refresh() {
@@ -51,12 +57,24 @@ export class Models {
       );
       this.list = tags.models.map(({ name, size, details }) => ({
         name: plainName(name),
+        target: plainName(details.parent_model),
         bytes: size,
         loadedBytes: loaded.get(name) ?? null,
         parameters: details.parameter_size,
         quantization: details.quantization_level,
       }));
       this.problem = "";
+    } catch (error) {
+      this.problem = error.message;
+    }
+    this._tell();
+  }
+
+  /** Read what can be downloaded by a short name. */
+  async readCatalogue() {
+    try {
+      const { memory_bytes, models } = await this._access.requestJson("/api/catalogue");
+      Object.assign(this, { catalogue: models, memoryBytes: memory_bytes });
     } catch (error) {
       this.problem = error.message;
     }
@@ -72,7 +90,7 @@ export class Models {
   }
 
   remove(name) {
-    this._capabilities.delete(name);
+    this._details.delete(name);
     return this._do("/api/delete", { method: "DELETE", body: { model: name } });
   }
 
@@ -113,14 +131,19 @@ export class Models {
     this._tell();
   }
 
-  async _readCapabilities(name) {
-    this._capabilities.set(name, undefined);
+  async _readDetails(name) {
+    this._details.set(name, undefined);
     try {
-      const { capabilities } = await this._access.requestJson("/api/show", { body: { model: name } });
-      this._capabilities.set(name, capabilities);
+      const shown = await this._access.requestJson("/api/show", { body: { model: name } });
+      const contextTokens = shown.model_info[`${shown.details.family}.context_length`] ?? null;
+      this._details.set(name, {
+        capabilities: shown.capabilities,
+        contextTokens,
+        defaults: readDefaults(shown.parameters),
+      });
       this._tell();
     } catch {
-      this._capabilities.delete(name); // it is asked again when somebody looks again
+      this._details.delete(name); // it is asked again when somebody looks again
     }
   }
 
@@ -132,4 +155,9 @@ export class Models {
   _tell() {
     for (const listener of this._listeners) listener();
   }
+}
+
+/** The lines of a model's parameters ("temperature   0.2") by name. */
+export function readDefaults(parameters) {
+  return Object.fromEntries(parameters.split("\n").map((line) => /^(\S+)\s+(.*)$/.exec(line)?.slice(1) ?? ["", ""]));
 }

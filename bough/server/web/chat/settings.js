@@ -2,8 +2,10 @@
 
 import { NUMBERS } from "./parameters.js";
 
+export const LEAVE_OUT = "leave out"; // the oldest messages, when the context is full
+
 /**
- * The fields of a request (`options`, `format`, `think`, `tools`), and `problems`: for each wrong field a sentence.
+ * The fields of a request (`options`, `format`, `think`, `tools`, `truncate`), and `problems`: for each wrong field a sentence.
  * A wrong field is left out of the request, so nobody should send one while there are problems.
  */
 export function readSettings(settings) {
@@ -29,6 +31,7 @@ export function readSettings(settings) {
   if (format !== undefined) fields.format = format;
   const tools = note("tools", () => readTools(settings.tools));
   if (tools?.length) fields.tools = tools;
+  fields.truncate = settings.full === LEAVE_OUT;
   if (settings.think === "on" || settings.think === "off") fields.think = settings.think === "on";
   return { fields, problems };
 }
@@ -50,7 +53,8 @@ function readNumber(text, { label, least, most, isAbove, isWhole }) {
   const value = Number(typed);
   if (!Number.isFinite(value)) throw new Error(`${label} is “${typed}”, which is not a number`);
   if (isWhole && !Number.isSafeInteger(value)) throw new Error(`${label} is ${typed}, and must be a whole number`);
-  const isInRange = (least === null || value > least || (value === least && !isAbove)) && (most === null || value <= most);
+  const isInRange =
+    (least === null || value > least || (value === least && !isAbove)) && (most === null || value <= most);
   const range = most === null ? `${isAbove ? "above" : "at least"} ${least}` : `from ${least} to ${most}`;
   if (!isInRange) throw new Error(`${label} is ${typed}, and must be ${range}`);
   return value;

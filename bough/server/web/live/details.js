@@ -1,8 +1,9 @@
 /** The details of one node: its text, what it holds, who uses it; keep it, or evict it. */
 
 import { requestJson } from "../server/http.js";
+import { writeBytes } from "../chat/figures.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/preact-htm.js";
-import { formatAgo, formatBytes, formatCount, formatSeconds, nameTier, shorten, toLabel } from "./icicle/labels.js";
+import { formatAgo, formatCount, formatSeconds, nameTier, shorten, toLabel } from "./icicle/labels.js";
 import { conversationsThrough, lastRequestThrough } from "./passing.js";
 import { TIERS } from "./tiers.js";
 
@@ -89,7 +90,7 @@ function Facts({ node }) {
   const tiers = TIERS.filter((tier) => node.tiers[tier]).map((tier) => `${formatCount(node.tiers[tier])} ${tier}`);
   const facts = [
     ["tokens", `${formatCount(node.end - node.start)} (${formatCount(node.start)}–${formatCount(node.end)})`],
-    ["memory", formatBytes(node.bytes)],
+    ["memory", writeBytes(node.bytes)],
     ["content", tiers.length ? `${tiers.join(", ")}${node.in_use ? "; in a lane" : ""}` : nameTier(node)],
     ["pages", formatCount(node.pages)],
     ["restore points", describeOffsets(node.points)],

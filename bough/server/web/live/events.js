@@ -30,6 +30,7 @@ export class LiveEvents {
     this.problem = null;
     this.needsKey = false;
     this.scope = "all";
+    this.defaultModel = null; // the name of the one that the server uses if none is named
     this.models = [];
     this.trees = new Map();
     this.requests = new Map();
@@ -105,8 +106,9 @@ export class LiveEvents {
     }
   }
 
-  _welcome({ scope }) {
+  _welcome({ scope, default_model }) {
     this.scope = scope;
+    this.defaultModel = default_model;
     this.isConnected = true;
     this.problem = null;
     this.needsKey = false;

@@ -1,17 +1,17 @@
 /** The pane that shows the tree at work: what runs, the icicle, details of a node, plots. */
 
-import { html, useEffect, useReducer, useRef, useState } from "../vendor/preact-htm.js";
+import { html, useEffect, useMemo, useReducer, useRef, useState } from "../vendor/preact-htm.js";
 import { Details, keepNode } from "./details.js";
 import { Icicle } from "./icicle/icicle.js";
 import { formatCount } from "./icicle/labels.js";
 import { keysThrough } from "./passing.js";
 import { Plots } from "./plots.js";
 import { RunningRequests } from "./requests.js";
-import { TIERS } from "./tiers.js";
+import { mainTier } from "./tiers.js";
 
-/** `conversations`: [{id, title, ends: [{messageId, requestId, node, root, model, offset}]}]. */
+/** `conversations`: [{id, title, ends: [{messageId, isActive, requestId, node, root, model, offset}]}]. */
 export function LivePane({ live, model, conversations = [], currentId = null, onOpen }) {
-  const [version, changed] = useReducer((count) => count + 1, 0);
+  const [, changed] = useReducer((count) => count + 1, 0);
   useEffect(() => live.subscribe(changed), [live]);
   const [wantedModel, setWantedModel] = useState(null);
   const [wantedRoot, setWantedRoot] = useState(null);
@@ -41,7 +41,7 @@ export function LivePane({ live, model, conversations = [], currentId = null, on
     <${Connection} live=${live} />
     ${
       root
-        ? html`<${TreeView} key=${`${name} ${root.name}`} live=${live} version=${version} conversations=${conversations}
+        ? html`<${TreeView} key=${`${name} ${root.name}`} live=${live} conversations=${conversations}
           tree=${{ model: name, root, resets: mirror.resets }} currentId=${currentId} onOpen=${onOpen} />`
         : html`<${Empty} live=${live} name=${name} mirror=${mirror} />
             <${RunningRequests} live=${live} model=${name} />`
@@ -94,13 +94,19 @@ function Empty({ live, name, mirror }) {
   return html`<p class="live-empty">${text}</p>`;
 }
 
+const READING =
+  "Read it from the top: each box is a message that is computed and kept, drawn once for all chats that begin with it, and where chats part they stand side by side.";
+
 /** The icicle with its legend, and the details of the chosen node. */
-function TreeView({ live, tree, version, conversations, currentId, onOpen }) {
+function TreeView({ live, tree, conversations, currentId, onOpen }) {
   const [chosenKey, setChosenKey] = useState(null);
   const [asks, setAsks] = useState(null);
   const [problem, setProblem] = useState(null);
   const box = useRef(null);
+  const ends = conversations.find((each) => each.id === currentId)?.ends ?? [];
+  const where = { ...tree, requests: live.requests };
   const node = tree.root.get(chosenKey);
+  const tiers = useMemo(() => new Set([...tree.root.nodes.values()].map(mainTier)), [tree.root, tree.root.version]);
   useEffect(() => choose(null), [tree.resets]); // keys may mean other nodes now
   const choose = (each, question = null) => {
     setChosenKey(each?.node ?? null);
@@ -117,13 +123,11 @@ function TreeView({ live, tree, version, conversations, currentId, onOpen }) {
       (error) => setProblem(error.message),
     );
   return html`<div class="live-tree" ref=${box}>
-    <${Icicle} live=${live} tree=${tree} version=${version} chosenKey=${chosenKey}
-      current=${keysThrough(
-        conversations.find((each) => each.id === currentId),
-        { ...tree, requests: live.requests },
-      )}
+    <p class="hint">${READING}</p>
+    <${Icicle} live=${live} tree=${tree} chosenKey=${chosenKey}
+      current=${keysThrough(ends, where)} active=${keysThrough(ends.filter((each) => each.isActive), where)}
       onChoose=${choose} onKeep=${keep} onEvict=${(each) => choose(each, "evict")} />
-    <${Legend} />
+    <${Legend} tiers=${tiers} />
     <${RunningRequests} live=${live} model=${tree.model} />
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
     ${
@@ -134,15 +138,27 @@ function TreeView({ live, tree, version, conversations, currentId, onOpen }) {
   </div>`;
 }
 
-function Legend() {
+const ROLES = { system: "system", user: "user", assistant: "answer", tool: "tool" };
+const TEXTURES = { host: "in host memory", disk: "on disk" };
+
+/** `tiers`: those of the nodes. A texture is listed if it is drawn. */
+function Legend({ tiers }) {
   return html`<ul class="legend" aria-label="Legend">
-    ${TIERS.map(
-      (tier) => html`<li key=${tier}><span class=${`legend-tier is-${tier}`} aria-hidden="true"></span>${tier}</li>`,
+    ${Object.entries(ROLES).map(
+      ([role, name]) =>
+        html`<li key=${role}><span class=${`legend-role is-${role}`} aria-hidden="true"></span>${name}</li>`,
     )}
+    <li><span class="legend-lane" aria-hidden="true"></span>in use</li>
     <li><span class="legend-ghost" aria-hidden="true"></span>computing</li>
-    <li><span class="legend-point" aria-hidden="true"></span>restore point</li>
-    <li><span class="legend-pin" aria-hidden="true"></span>kept</li>
     <li><span class="legend-current" aria-hidden="true"></span>this conversation</li>
+    <li><span class="legend-break" aria-hidden="true"></span>longer than drawn</li>
+    <li><span class="legend-pin" aria-hidden="true"></span>kept</li>
+    ${Object.entries(TEXTURES)
+      .filter(([tier]) => tiers.has(tier))
+      .map(
+        ([tier, name]) =>
+          html`<li key=${tier}><span class=${`legend-tier is-${tier}`} aria-hidden="true"></span>${name}</li>`,
+      )}
   </ul>`;
 }
 

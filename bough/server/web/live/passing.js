@@ -31,10 +31,10 @@ function isThere(end, model, root) {
   return last !== undefined && end.offset > last.start && end.offset <= last.end;
 }
 
-/** The keys of all nodes on the branches of a conversation; empty if it is undefined. */
-export function keysThrough(conversation, { model, root, requests }) {
+/** The keys of all nodes on the way to these ends of a conversation. */
+export function keysThrough(ends, { model, root, requests }) {
   const keys = new Set();
-  for (const each of conversation?.ends ?? []) {
+  for (const each of ends) {
     const end = newest(each, requests);
     if (!isThere(end, model, root)) continue;
     for (const node of root.pathTo(end.node)) keys.add(node.node);

@@ -1,9 +1,10 @@
 /** Small plots of what the server does: reuse, first tokens, bytes by tier, lanes. Each says its gist in words, too. */
 
+import { writeBytes } from "../chat/figures.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../vendor/preact-htm.js";
 import uPlot from "../vendor/uplot.js";
 import { bytesSeries, firstTokenSeries, laneSeries, median, reuseSeries, shareReused, tiersOf } from "./history.js";
-import { formatBytes, formatCount, formatSeconds } from "./icicle/labels.js";
+import { formatCount, formatSeconds } from "./icicle/labels.js";
 
 const HEIGHT_PX = 96;
 
@@ -57,7 +58,7 @@ function bytesPlot(samples) {
   const newest = samples.at(-1)?.figures.tiers ?? {};
   const parts = tiers.map((tier) => {
     const { bytes, budget_bytes } = newest[tier];
-    return `${tier} ${formatBytes(bytes)}${budget_bytes ? ` of ${formatBytes(budget_bytes)}` : ""}`;
+    return `${tier} ${writeBytes(bytes)}${budget_bytes ? ` of ${writeBytes(budget_bytes)}` : ""}`;
   });
   return {
     title: "Memory by tier",
@@ -70,7 +71,7 @@ function bytesPlot(samples) {
       budget: newest[tier].budget_bytes,
     })),
     incrs: Array.from({ length: 40 }, (_, power) => 2 ** power),
-    format: formatBytes,
+    format: writeBytes,
     summary: parts.length ? `${parts.join(", ")}.` : "Nothing was told yet.",
   };
 }

@@ -7,6 +7,7 @@
 
 #include <dlfcn.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -202,18 +203,43 @@ static void turn(const Model *m, const Batch *b, const Layer *l, int row, double
   }
 }
 
+/* ---- rows of keys and values, number by number ---- */
+
+static const struct { int type; const char *name; double limit; } ROW_TYPES[] = {{F32, "float32", 0}, {F16, "float16", 2e-2}, {BF16, "bfloat16", 5e-2}, {Q8_0, "int8", 8e-2}};
+enum { NUM_ROW_TYPES = 4 };
+static long kept_bytes(int type, int D) { return type == F32 ? 4L * D : type == Q8_0 ? D + 2L * ((D + 31) / 32) : 2L * D; }
+
+static double keep_half(uint8_t *to, double x) { _Float16 h = (_Float16)x; memcpy(to, &h, 2); return (double)h; }
+static void keep_row(int type, uint8_t *to, const double *x, int D) {
+  for (int d = 0; d < D; d++) {
+    float f = (float)x[d]; double most = 0, scale, q; uint32_t bits;
+    if (type == F32) memcpy(to + 4 * d, &f, 4);
+    else if (type == F16) keep_half(to + 2 * d, f);
+    else if (type == BF16) { memcpy(&bits, &f, 4); bits += 0x7fff + (bits >> 16 & 1); bits >>= 16; memcpy(to + 2 * d, &bits, 2); }
+    else {
+      uint8_t *block = to + d / 32 * 34;
+      for (int i = d / 32 * 32; i < D && i < d / 32 * 32 + 32; i++) most = fmax(most, fabs((float)x[i]));
+      scale = keep_half(block, (float)most / 127.0f); q = scale > 0 ? nearbyint(f / scale) : 0; block[2 + d % 32] = (uint8_t)(int8_t)fmax(-127, fmin(127, q));
+    }
+  }
+}
+/* number d of row i of one head */
+static double kept(const Model *m, const uint8_t *rows, const Rows *lane, int layer, int head, int64_t i, int d) {
+  return weight(m->row_type, rows + layer * lane->layer + head * lane->head + i * kept_bytes(m->row_type, m->dim), d);
+}
+
 /* attention of one token that stands at row `own` of its lane */
 static void attended(const Model *m, const Layer *l, const Rows *lane, int64_t own, const double *q, double *out) {
   int D = m->dim; double *p = malloc(sizeof(double) * (own + 1));
   for (int h = 0; h < m->heads; h++) {
-    long at = l->layer_in_group * lane->layer + h / (m->heads / m->kv_heads) * lane->head; double sum = 0;
+    int layer = l->layer_in_group, head = h / (m->heads / m->kv_heads); double sum = 0;
     int64_t first = l->window && own + 1 > l->window ? own + 1 - l->window : 0;
     for (int64_t i = first; i <= own; i++) {
       p[i] = 0;
-      for (int d = 0; d < D; d++) p[i] += q[h * D + d] * ((const float *)lane->k)[at + i * D + d];
+      for (int d = 0; d < D; d++) p[i] += q[h * D + d] * kept(m, lane->k, lane, layer, head, i, d);
       p[i] = exp(capped(p[i] * m->scale, m->score_cap)); sum += p[i];
     }
-    for (int d = 0; d < D; d++) { out[h * D + d] = 0; for (int64_t i = first; i <= own; i++) out[h * D + d] += p[i] / sum * ((const float *)lane->v)[at + i * D + d]; }
+    for (int d = 0; d < D; d++) { out[h * D + d] = 0; for (int64_t i = first; i <= own; i++) out[h * D + d] += p[i] / sum * kept(m, lane->v, lane, layer, head, i, d); }
   }
   free(p);
 }
@@ -231,8 +257,7 @@ static void follow_token(const Model *m, const Batch *b, int row, double *x) {
       product(kind ? &l->v : &l->k, h, kv);
       for (int j = 0; j < m->kv_heads; j++) {
         if (!kind) { if (l->k_norm) normed(kv + j * D, l->k_norm, kv + j * D, D, m->eps); turn(m, b, l, row, kv + j * D); }
-        float *to = (float *)(kind ? lane->v : lane->k) + l->layer_in_group * lane->layer + j * lane->head + own * D;
-        for (int d = 0; d < D; d++) to[d] = (float)kv[j * D + d];
+        keep_row(m->row_type, (kind ? lane->v : lane->k) + l->layer_in_group * lane->layer + j * lane->head + own * kept_bytes(m->row_type, D), kv + j * D, D);
       }
     }
     attended(m, l, lane, own, q, a);
@@ -264,7 +289,7 @@ static const Shape SHAPES[] = {
   {"k-blocks", Q4_K, Q5_K, 256, 8, 2, 32, 32, 512, 0, 0, 0, 0, 0, 0, 0, 1},
 };
 
-static Model make_model(const Shape *s) {
+static Model make_model(const Shape *s, int row_type) {
   Layer *layers = calloc(2, sizeof *layers); int width = s->heads * s->dim, kv = s->kv_heads * s->dim, H = s->hidden;
   for (int i = 0; i < 2; i++) {
     Layer *l = layers + i;
@@ -277,18 +302,21 @@ static Model make_model(const Shape *s) {
   }
   return (Model){
     .layers = 2, .hidden = H, .heads = s->heads, .kv_heads = s->kv_heads, .dim = s->dim, .inter = s->inter, .groups = 2, .rotary_dim = s->rotary_dim,
-    .activation = s->activation, .terms = 2, .row_type = F32, .eps = 1e-5f, .scale = 1 / sqrtf((float)s->dim), .score_cap = s->score_cap, .logit_cap = s->logit_cap,
+    .activation = s->activation, .terms = 2, .row_type = row_type, .eps = 1e-5f, .scale = 1 / sqrtf((float)s->dim), .score_cap = s->score_cap, .logit_cap = s->logit_cap,
     .residual = s->residual, .norm = randoms(H, 1), .layer = layers, .head = make_matrix(s->head_type, 75, H, 0)};
 }
 
-/* a lane with `before` random rows and room for `tokens` more, in both groups */
+/* a lane with `before` random rows and room for `tokens` more, in both groups; `floats` is the size of its keys */
 static void fill_lane(const Model *m, Rows *lane, int before, int tokens, int64_t *floats) {
-  int64_t head = (int64_t)(before + tokens) * m->dim, layer = head * m->kv_heads, size = 2 * layer;
+  long row = kept_bytes(m->row_type, m->dim); int64_t head = (before + tokens) * row, layer = head * m->kv_heads; double x[256];
+  *floats = (2 * layer + 3) / 4;
   for (int g = 0; g < 2; g++) {
-    lane[g] = (Rows){.k = (uint8_t *)room(size), .v = (uint8_t *)room(size), .layer = layer, .head = head, .rows = before};
-    for (int64_t i = 0; i < size; i++) if (i % head < (int64_t)before * m->dim) { ((float *)lane[g].k)[i] = uniform(); ((float *)lane[g].v)[i] = uniform(); }
+    lane[g] = (Rows){.k = (uint8_t *)room(*floats), .v = (uint8_t *)room(*floats), .layer = layer, .head = head, .rows = before};
+    for (int h = 0; h < 2 * m->kv_heads; h++) for (int i = 0; i < 2 * before; i++) {
+      for (int d = 0; d < m->dim; d++) x[d] = uniform();
+      keep_row(m->row_type, (i % 2 ? lane[g].k : lane[g].v) + h * head + i / 2 * row, x, m->dim);
+    }
   }
-  *floats = size;
 }
 static void copy_lanes(const Rows *from, Rows *to, int num, const int64_t *floats) {
   for (int i = 0; i < num; i++) {
@@ -304,28 +332,40 @@ static void run_step(const char *check, const Model *m, Batch b, const float *x,
   check_border(check, work, floats); check_border(check, b.x, size); check_border(check, logits, (long)b.logit_rows * m->head.n);
   free(work); free(b.x); free(counters);
 }
-static const float *keys(const Rows *lane) { return (const float *)lane->k; }
-static const float *values(const Rows *lane) { return (const float *)lane->v; }
-static void compare_rows(const char *check, const Rows *found, const Rows *wanted, int num, const int64_t *floats, double limit) {
-  for (int i = 0; i < num; i++) for (int64_t j = 0; j < floats[i / 2]; j++) {
-    int is_used = j / found[i].layer == 1 - i % 2; double a = keys(found + i)[j], b = keys(wanted + i)[j], c = values(found + i)[j], d = values(wanted + i)[j];
-    if (is_used || !isnan(b)) { if (!(fabs(a - b) <= limit * (1 + fabs(b)))) complain(check, "key", a, b); if (!(fabs(c - d) <= limit * (1 + fabs(d)))) complain(check, "value", c, d); }
-    else if (!isnan(a) || !isnan(c)) complain(check, "row of another layer", a, b);
+static void compare_row(const char *check, const Model *m, const uint8_t *found, const uint8_t *wanted, double limit) {
+  for (int d = 0; d < m->dim; d++) {
+    double a = weight(m->row_type, found, d), b = weight(m->row_type, wanted, d);
+    if (!(fabs(a - b) <= limit * (1 + fabs(b)))) complain(check, "a key or value", a, b);
   }
-  for (int i = 0; i < num; i++) { check_border(check, keys(found + i), floats[i / 2]); check_border(check, values(found + i), floats[i / 2]); }
+}
+/* the rows of both layers of each group, of which the step used one */
+static void compare_rows(const char *check, const Model *m, const Rows *found, const Rows *wanted, int num, int tokens, const int64_t *floats, double limit) {
+  long row = kept_bytes(m->row_type, m->dim);
+  for (int i = 0; i < num; i++) {
+    for (int h = 0; h < 2 * m->kv_heads; h++) {
+      long at = h * found[i].head, size = (found[i].rows + tokens) * row;
+      if (h / m->kv_heads != 1 - i % 2) {
+        if (memcmp(found[i].k + at, wanted[i].k + at, size) || memcmp(found[i].v + at, wanted[i].v + at, size)) complain(check, "rows of another layer", 1, 0);
+      } else for (long j = 0; j < size; j += row) {
+        compare_row(check, m, found[i].k + at + j, wanted[i].k + at + j, limit); compare_row(check, m, found[i].v + at + j, wanted[i].v + at + j, limit);
+      }
+    }
+    check_border(check, (const float *)found[i].k, floats[i / 2]); check_border(check, (const float *)found[i].v, floats[i / 2]);
+  }
 }
 
 /* forget the rows that a window has passed, as a lane does that was restored there */
 static void drop_rows(const Model *m, Rows *lane) {
   int window = m->layer[1].window; int64_t gone = window ? lane->rows - (window - 1) : 0;
-  if (gone > 0) { lane->k += gone * m->dim * 4; lane->v += gone * m->dim * 4; lane->first += gone; lane->rows -= gone; }
+  if (gone > 0) { long bytes = gone * kept_bytes(m->row_type, m->dim); lane->k += bytes; lane->v += bytes; lane->first += gone; lane->rows -= gone; }
 }
 
 #define TABLE_ROWS 50
 /* Compare with the definition, and each lane with the same lane alone on one thread: to the bit. */
-static void check_step(const Shape *shape, const int *before, int lanes, int tokens, int threads) {
-  Model m = make_model(shape); int rows = lanes * tokens, n = m.head.n; char check[96]; int64_t floats[8]; double limit = m.layer->q.panels ? 1e-2 : 1e-4; /* layers of random weights multiply what is rounded */
-  snprintf(check, sizeof check, "step of %s, %d lanes, %d tokens, %d threads", shape->name, lanes, tokens, threads);
+static void check_step(const Shape *shape, int kind, const int *before, int lanes, int tokens, int threads) {
+  Model m = make_model(shape, ROW_TYPES[kind].type); int rows = lanes * tokens, n = m.head.n; char check[128]; int64_t floats[8]; atomic_llong clipped = 0;
+  double limit = fmax(m.layer->q.panels ? 1e-2 : 1e-4, ROW_TYPES[kind].limit); /* layers of random weights multiply what is rounded */
+  snprintf(check, sizeof check, "step of %s, rows of %s, %d lanes, %d tokens, %d threads", shape->name, ROW_TYPES[kind].name, lanes, tokens, threads);
   Rows at_first[16], ours[16], theirs[16];
   for (int i = 0; i < lanes; i++) fill_lane(&m, at_first + 2 * i, before[i], tokens, floats + i);
   copy_lanes(at_first, ours, 2 * lanes, floats); copy_lanes(at_first, theirs, 2 * lanes, floats);
@@ -334,7 +374,7 @@ static void check_step(const Shape *shape, const int *before, int lanes, int tok
   for (int r = 0; r < rows; r++) positions[r] = (int32_t)(draw() % TABLE_ROWS);
   float *logits = room((long)rows * n), *alone = room(n);
   Batch b = {.rows = ours, .positions = positions, .cosines = cosines, .sines = sines, .table_rows = TABLE_ROWS, .lanes = lanes, .tokens = tokens,
-             .logit_rows = rows, .threads = threads};
+             .logit_rows = rows, .threads = threads, .clipped = &clipped};
   run_step(check, &m, b, x, logits);
 
   Batch definition = b; definition.rows = theirs;
@@ -348,7 +388,8 @@ static void check_step(const Shape *shape, const int *before, int lanes, int tok
       if (!(fabs(found - wanted) <= limit * (1 + fabs(wanted)))) complain(check, "logit", found, wanted);
     }
   }
-  compare_rows(check, ours, theirs, 2 * lanes, floats, limit);
+  compare_rows(check, &m, ours, theirs, 2 * lanes, tokens, floats, limit);
+  if (clipped) complain(check, "numbers that were clipped", (double)clipped, 0);
 
   for (int i = 0; i < lanes; i++) {
     Rows own[2]; copy_lanes(at_first + 2 * i, own, 2, floats + i);
@@ -390,9 +431,11 @@ int main(int count, char **words) {
     check_linear(t, 70, 2048, 5, 2, 2); check_linear(t, 9, 32 * 256, 7, 2, 3); check_linear(t, 100, 768, 23, 2, 3);
   }
   for (const Shape *s = SHAPES; s < SHAPES + sizeof SHAPES / sizeof *SHAPES; s++) {
-    check_step(s, (int[]){0}, 1, 1, 1);
-    check_step(s, (int[]){130, 0, 300, 64, 700}, 5, 1, 3);
-    check_step(s, (int[]){0}, 1, 2, 2); check_step(s, (int[]){63}, 1, 37, 2); check_step(s, (int[]){500}, 1, 30, 3); check_step(s, (int[]){9, 100}, 2, 18, 3);
+    for (int kind = 0; kind < NUM_ROW_TYPES; kind++) {
+      check_step(s, kind, (int[]){130, 0, 300, 64, 700}, 5, 1, 3);
+      check_step(s, kind, (int[]){63}, 1, 37, 2);
+    }
+    check_step(s, 0, (int[]){0}, 1, 1, 1); check_step(s, 0, (int[]){0}, 1, 2, 2); check_step(s, 0, (int[]){500}, 1, 30, 3); check_step(s, 0, (int[]){9, 100}, 2, 18, 3);
   }
   printf(mistakes ? "%d mistakes\n" : "all is right\n", mistakes);
   return mistakes > 0;

@@ -10,6 +10,7 @@ from bough.cache.tree.state import Group, Kind
 from bough.engines.shared.row_memory import LaneSizes
 from bough.engines.torch.lanes.buffers import TorchRowBuffer
 from bough.engines.torch.layout import TorchRowLayout
+from bough.engines.torch.row_types import ClippedNumbers
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 LAYERS = 3
@@ -20,8 +21,10 @@ def buffers(lengths: list[int], heads: int, dim: int, dtype: torch.dtype) -> lis
     device = torch.device("cuda")
     made = []
     for length in lengths:
-        layout = TorchRowLayout(tuple(range(LAYERS)), heads, dim, dim, dtype.itemsize, dtype)
-        buffer = TorchRowBuffer(Group(0, Kind.FULL, layout.row_bytes), layout, device, LaneSizes(1 << 17, 512))
+        layout = TorchRowLayout(tuple(range(LAYERS)), heads, dim, dim, dtype.itemsize, dtype, dtype)
+        buffer = TorchRowBuffer(
+            Group(0, Kind.FULL, layout.row_bytes), layout, device, LaneSizes(1 << 17, 512), ClippedNumbers(device)
+        )
         buffer.reserve(length + 1, 0)
         for plane in buffer._planes:
             plane.normal_()

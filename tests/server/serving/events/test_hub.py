@@ -134,7 +134,7 @@ def test_without_readers_nothing_is_collected(play: Callable[..., None]) -> None
         client = Client(service)
         await ask(service, "one text")
         await client.read_until(count_done)
-        census = service.models.list()[0].runtime.prefix_cache.forest.census
+        census = service.models.list()[0].runtime.prefix_cache.memory.census
         assert len(census.watchers) == 1
 
         client.leave()

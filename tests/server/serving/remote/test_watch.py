@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from bough.cache.admin.nodes import evict_node, keep_node, read_node
-from bough.cache.tree.tokens import num_tokens
 from bough.errors import NodeNotFound, RequestError
 from bough.prompting.ask import Ask
 from bough.server.serving.cache import NodeName
@@ -24,6 +23,7 @@ from bough.server.serving.remote.leases import LEASE_S
 from bough.server.serving.remote.replicas import Operation
 from bough.server.serving.remote.watch import Watches
 from bough.server.serving.service import Service
+from bough.tokens import num_tokens
 from bough.types import SamplingParams
 from tests.gates import Gate, pass_time
 from tests.server.serving.events.test_hub import Client, count_done, seen_tree, until_collected
@@ -71,7 +71,7 @@ async def until_looked(replicas: LocalReplicas, name: str) -> None:
 
 def num_watchers(host: ReplicaHost) -> int:
     """How many note what changes in the tree of a replica; one of them tells the router."""
-    return sum(not each.is_over for each in host._runtime.prefix_cache.forest.census.watchers)
+    return sum(not each.is_over for each in host._runtime.prefix_cache.memory.census.watchers)
 
 
 def test_a_reader_sees_the_trees_of_all_replicas_and_where_each_request_is(play: Any) -> None:

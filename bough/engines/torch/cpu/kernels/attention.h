@@ -46,12 +46,6 @@ static inline float exponentials(float *p, float top) {
   return total(sum);
 }
 
-/* rows [low, high) of a block as floats, at `rows`: where they are, or copied to `own` */
-static const float *rows_as_floats(int type, const uint8_t *rows, int low, int high, int D, float *own) {
-  if (type == F32) return (const float *)rows;
-  for (long j = (long)low * D; j < (long)high * D; j++) own[j] = half(rows + 2 * j);
-  return own;
-}
 /* columns [low, high) of out [D][KEYS] are rows [low, high) of keys [KEYS][D]; the other columns are zeros */
 static void transpose_keys(const float *keys, int low, int high, int D, float *out) {
   if (low > 0 || high < KEYS) memset(out, 0, sizeof(float) * KEYS * D);
@@ -110,13 +104,13 @@ typedef struct { const Model *m; const Layer *l; const Rows *lane; const float *
 
 /* The queries over the rows [start, end) of the sequence, which are part of one section: into `w`, which is cleared. */
 static void attend_section(const Queries *x, int64_t start, int64_t end, Weighed w, float *own) {
-  const Model *m = x->m; const Rows *lane = x->lane; int D = m->dim, g = m->heads / m->kv_heads, num = (x->last - x->first) * g, size = m->row_type == F32 ? 4 : 2;
+  const Model *m = x->m; const Rows *lane = x->lane; int D = m->dim, g = m->heads / m->kv_heads, num = (x->last - x->first) * g; long size = kept_bytes(m->row_type, D);
   float *keys = own, *copied = keys + rounded((long)KEYS * D), *scores = copied + rounded((long)KEYS * D), *unused = scores + AT_ONCE * KEYS;
   long at = x->l->layer_in_group * lane->layer + x->head * lane->head;
   clear_weighed(w, num, D);
   for (int64_t block = start / KEYS * KEYS; block < end; block += KEYS) {
     int low = start > block ? (int)(start - block) : 0, high = end - block < KEYS ? (int)(end - block) : KEYS;
-    long offset = (at + (block - lane->first) * D) * size; /* where the block begins, or would */
+    long offset = at + (block - lane->first) * size; /* where the block begins, or would */
     transpose_keys(rows_as_floats(m->row_type, lane->k + offset, low, high, D, copied), low, high, D, keys);
     const float *values = rows_as_floats(m->row_type, lane->v + offset, low, high, D, copied);
     for (int i = 0; i < num; i += AT_ONCE) {

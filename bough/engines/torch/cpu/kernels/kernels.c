@@ -10,7 +10,7 @@
      float_products.h      products with float weights
      integer_products.h    products with panels: activations rounded to 16 (or 8) bits, exact sums
      products.h            one product for a caller; packing and unpacking
-     model.h, attention.h, step.h   the whole step
+     model.h, rows.h, attention.h, step.h   the whole step
 
    Always true:
    - a weight is unpacked to the same float32 number as gguf-py's `dequantize` gives, and a panel to the bytes that were in the file;
@@ -35,7 +35,7 @@
 #define JOIN(a, b, c) JOIN_(a, b, c)
 #define FN(name) JOIN(bough_, ISA, name)
 #define EXPORT __attribute__((visibility("default")))
-#define ABI 4
+#define ABI 5
 
 #include "vectors.h"
 #include "types.h"
@@ -45,6 +45,7 @@
 #include "integer_products.h"
 #include "products.h"
 #include "model.h"
+#include "rows.h"
 #include "attention.h"
 #include "step.h"
 

@@ -62,12 +62,9 @@ static void prepare_row(const Step *s, int row, const float *norm_delta, const f
   if (uses_digits(s->m, k)) round_row(h, k, s->m->terms, s->h_digits + (long)row * (k / 32));
 }
 
-static inline void write_row(int type, uint8_t *to, const float *x, int D) {
-  if (type == F32) memcpy(to, x, sizeof(float) * D); else to_halves(x, to, D);
-}
 /* one head of queries, keys or values for all rows: product, norm, rotation; keys and values go to their lanes */
 static void project_head(const Step *s, const Layer *l, int head, float *own) {
-  const Model *m = s->m; const Batch *b = s->b; int D = m->dim, W = width(m), nh = m->heads, nk = m->kv_heads, size = m->row_type == F32 ? 4 : 2;
+  const Model *m = s->m; const Batch *b = s->b; int D = m->dim, W = width(m), nh = m->heads, nk = m->kv_heads; long size = kept_bytes(m->row_type, D), clipped = 0;
   int kind = head < nh ? 0 : head < nh + nk ? 1 : 2, index = head - (kind == 0 ? 0 : kind == 1 ? nh : nh + nk);
   const Matrix *w = kind == 0 ? &l->q : kind == 1 ? &l->k : &l->v; Input in = {s->h, m->hidden, s->h_digits, m->terms};
   multiply(w, index * D, index * D + D, &in, s->rows, (Target){s->qkv + (head - index) * D, W, 0, 1}, own);
@@ -81,9 +78,10 @@ static void project_head(const Step *s, const Layer *l, int head, float *own) {
     }
     if (kind) {
       const Rows *lane = b->rows + (long)(r / b->tokens) * m->groups + l->group; uint8_t *to = kind == 1 ? lane->k : lane->v;
-      write_row(m->row_type, to + (l->layer_in_group * lane->layer + index * lane->head + (lane->rows + r % b->tokens) * D) * size, x, D);
+      clipped += write_row(m->row_type, to + l->layer_in_group * lane->layer + index * lane->head + (lane->rows + r % b->tokens) * size, x, D);
     }
   }
+  if (clipped) atomic_fetch_add_explicit(b->clipped, clipped, memory_order_relaxed);
 }
 
 static Queries queries_of(const Step *s, const Layer *l, int lane, int first, int last, int head) {

@@ -1,8 +1,11 @@
 /** The field to write in: Enter sends. What was typed stays until it is sent, also after a reload of the tab. */
 
 import { html, useEffect, useLayoutEffect, useRef, useState } from "../../vendor/preact-htm.js";
+import { writeMessage } from "../attachments.js";
 import { findMessage } from "../conversation.js";
+import { ContextMeter } from "./context_meter.js";
 import { Icon } from "./controls.js";
+import { FileButton, FileList, useFiles } from "./files.js";
 import { useServices, useStore } from "./services.js";
 
 const MOST_FORKS = 8;
@@ -13,6 +16,7 @@ export function Composer({ conversation, actions, problem }) {
   const { answers, models } = useServices();
   const [text, setText] = useDraft(conversation.id);
   const [count, setCount] = useState(1);
+  const { files, note, add, remove, clear } = useFiles();
   const [isResult, setResult] = useState(true);
   const area = useRef(null);
   const isRunning = conversation.messages.some((each) => each.state === "answering" && answers.isRunning(each.id));
@@ -20,19 +24,35 @@ export function Composer({ conversation, actions, problem }) {
   useLayoutEffect(() => grow(area.current), [text]);
   const calls = findMessage(conversation, conversation.active)?.tool_calls ?? [];
   const tool_name = isResult ? calls[0]?.function.name : undefined;
-  const canSend = text.trim() && !problem && !isActiveRunning(conversation) && model;
+  const whole = writeMessage(text, files);
+  const canSend = whole && !problem && !isActiveRunning(conversation) && model;
   const send = () => {
     if (!canSend) return;
     setText("");
     setCount(1);
-    actions.send({ text, count, tool_name });
+    clear();
+    actions.send({ text: files.length ? whole : text, count, tool_name });
   };
   const onKeyDown = (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
     event.preventDefault();
     send();
   };
-  return html`<form class="composer" onSubmit=${(event) => event.preventDefault()}>
+  const onPaste = (event) => {
+    if (event.clipboardData.files.length) event.preventDefault();
+    add(event.clipboardData.files);
+  };
+  const onDrop = (event) => {
+    if (!event.dataTransfer.files.length) return;
+    event.preventDefault();
+    add(event.dataTransfer.files);
+  };
+  return html`<form
+    class="composer"
+    onSubmit=${(event) => event.preventDefault()}
+    onDragOver=${(event) => event.dataTransfer.types.includes("Files") && event.preventDefault()}
+    onDrop=${onDrop}
+  >
     ${problem && html`<p class="problem">${problem}</p>`}
     ${
       calls.length > 0 &&
@@ -41,6 +61,8 @@ export function Composer({ conversation, actions, problem }) {
         ${`This is the result of ${calls[0].function.name}`}
       </label>`
     }
+    ${note && html`<p class="problem" role="alert">${note}</p>`}
+    ${files.length > 0 && html`<${FileList} files=${files} onRemove=${remove} />`}
     <div class="composer-box">
       <textarea
         ref=${area}
@@ -51,8 +73,10 @@ export function Composer({ conversation, actions, problem }) {
         value=${text}
         onInput=${(event) => setText(event.target.value)}
         onKeyDown=${onKeyDown}
+        onPaste=${onPaste}
       ></textarea>
       <div class="composer-buttons">
+        <${FileButton} onFiles=${add} />
         <select
           class="small"
           aria-label="Number of answers"
@@ -80,6 +104,7 @@ export function Composer({ conversation, actions, problem }) {
         </button>
       </div>
     </div>
+    <${ContextMeter} ...${{ conversation, draft: whole, actions }} />
   </form>`;
 }
 

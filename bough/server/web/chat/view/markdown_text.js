@@ -2,7 +2,8 @@
 
 import { Component, html, useRef } from "../../vendor/preact-htm.js";
 import { BlockSplitter } from "../blocks.js";
-import { renderBlock } from "../markdown.js";
+import { lacksMaths, renderBlock } from "../markdown.js";
+import { loadMaths } from "../maths.js";
 import { copyText } from "./services.js";
 
 const GROUP = 32;
@@ -45,6 +46,11 @@ class Block extends Component {
     if (!text) return null;
     const rendered = renderBlock(text, isComplete);
     if (rendered === null) return html`<div class="block plain" dir="auto">${text}</div>`;
+    if (lacksMaths(rendered))
+      loadMaths().then(
+        () => this.forceUpdate(),
+        () => {},
+      ); // else its source stays
     return html`<div class="block" dir="auto" dangerouslySetInnerHTML=${{ __html: rendered }} />`;
   }
 }

@@ -2,7 +2,7 @@
 
 import { Component, html, useState } from "../../vendor/preact-htm.js";
 import { siblingsOf } from "../conversation.js";
-import { describeEnd, describeFigures, describeProgress, shareDone, writeCount, writeCounted } from "../figures.js";
+import { describeEnd, describeFigures, describeLeftOut, describeProgress, shareDone, writeCount, writeCounted } from "../figures.js";
 import { renderJson } from "../markdown.js";
 import { CopyButton, Icon, IconButton } from "./controls.js";
 import { MarkdownText } from "./markdown_text.js";
@@ -113,8 +113,10 @@ function Footer({ message, actions }) {
   if (message.state === "answering") return html`<${Progress} message=${message} />`;
   const parts = message.figures ? describeFigures(message.figures) : [];
   const end = describeEnd(message.figures?.end);
+  const leftOut = describeLeftOut(message.figures ?? {});
   return html`<footer class="message-foot">
     ${message.state !== "done" && html`<${Broken} message=${message} actions=${actions} />`}
+    ${leftOut && html`<p class="left-out">${leftOut}</p>`}
     ${parts.length > 0 && html`<p class="figures">${parts.join(", ")}${end && `. ${end}`}</p>`}
     ${parts.length > 0 && html`<${Why} message=${message} actions=${actions} />`}
   </footer>`;

@@ -1,4 +1,4 @@
-/** The models of the server: download, load, unload, delete. */
+/** The models of the server: load, unload, delete; and a catalogue of what can be downloaded. */
 
 import { html, useEffect, useState } from "../../vendor/preact-htm.js";
 import { writeBytes } from "../figures.js";
@@ -9,23 +9,34 @@ export function ModelsDialog({ onClose }) {
   const { models } = useServices();
   const [, setNumber] = useState(0);
   useEffect(() => models.subscribe(() => setNumber((number) => number + 1)), [models]);
-  useEffect(() => void models.refresh(), [models]);
-  return html`<${Dialog} title="Models" onClose=${onClose}>
+  useEffect(() => {
+    models.refresh();
+    models.readCatalogue();
+  }, [models]);
+  const named = new Set(models.list.map((model) => model.name));
+  const isMain = (model) => !named.has(model.target);
+  const aliasesOf = (model) => models.list.filter((each) => each.target === model.name);
+  return html`<${Dialog} title="Models" class="is-wide" onClose=${onClose}>
     ${models.problem && html`<p class="problem" role="alert">${models.problem}</p>`}
     <ul class="models">
-      ${models.list.map((model) => html`<${Model} key=${model.name} model=${model} models=${models} />`)}
+      ${models.list
+        .filter(isMain)
+        .map(
+          (model) => html`<${Model} key=${model.name} model=${model} aliases=${aliasesOf(model)} models=${models} />`,
+        )}
       ${!models.list.length && html`<li class="hint">There is no model yet.</li>`}
     </ul>
-    <${PullForm} models=${models} />
+    <h3>Download</h3>
     <ul class="models">
       ${[...models.pulls].map(([name, pull]) => html`<${Pull} key=${name} name=${name} pull=${pull} models=${models} />`)}
     </ul>
+    <${PullForm} models=${models} />
+    ${models.catalogue.length > 0 && html`<${Catalogue} models=${models} />`}
   <//>`;
 }
 
-function Model({ model, models }) {
+function Model({ model, aliases, models }) {
   const [isBusy, setBusy] = useState(false);
-  const [isSure, setSure] = useState(false);
   const act = async (what) => {
     setBusy(true);
     await what();
@@ -51,15 +62,80 @@ function Model({ model, models }) {
     >
       ${isBusy ? "…" : isLoaded ? "Unload" : "Load"}
     </button>
+    <${DeleteButton} name=${model.name} onDelete=${() => act(() => models.remove(model.name))} />
     ${
-      isSure
-        ? html`<button type="button" class="small danger" onClick=${() => act(() => models.remove(model.name))}>
-              Delete ${model.name}
-            </button>
-            <button type="button" class="small" onClick=${() => setSure(false)}>Keep</button>`
-        : html`<${IconButton} icon="trash" label=${`Delete ${model.name}`} onClick=${() => setSure(true)} />`
+      aliases.length > 0 &&
+      html`<ul class="aliases" aria-label=${`Other names of ${model.name}`}>
+        ${aliases.map(
+          ({ name }) =>
+            html`<li key=${name}>
+              <span class="model-name">${name}</span>
+              <${DeleteButton} name=${name} onDelete=${() => act(() => models.remove(name))} />
+            </li>`,
+        )}
+      </ul>`
     }
   </li>`;
+}
+
+/** Asks again before it deletes. */
+function DeleteButton({ name, onDelete }) {
+  const [isSure, setSure] = useState(false);
+  if (!isSure) return html`<${IconButton} icon="trash" label=${`Delete ${name}`} onClick=${() => setSure(true)} />`;
+  return html`<button type="button" class="small danger" onClick=${onDelete}>Delete ${name}</button>
+    <button type="button" class="small" onClick=${() => setSure(false)}>Keep</button>`;
+}
+
+const FITS = { yes: "fits", tight: "only just fits", no: "does not fit" };
+
+/** What can be downloaded by a short name, and whether it fits this machine. */
+function Catalogue({ models }) {
+  return html`<div class="catalogue" tabindex="0" role="region" aria-label="Catalogue">
+    <table>
+      <caption class="hint">
+        The server's machine has ${writeBytes(models.memoryBytes)} of memory. What a model needs there is an estimate.
+      </caption>
+      <thead>
+        <tr>
+          <th>Name</th>
+          <th>Download</th>
+          <th>Memory</th>
+          <th>Licence</th>
+          <th><span class="offscreen">Get it</span></th>
+        </tr>
+      </thead>
+      <tbody>
+        ${models.catalogue.map((each) => html`<${CatalogueRow} key=${each.name} model=${each} models=${models} />`)}
+      </tbody>
+    </table>
+  </div>`;
+}
+
+function CatalogueRow({ model, models }) {
+  const { name, names, weights, download_bytes, needed_bytes, license, fits, is_here } = model;
+  const isPulled = models.pulls.has(name) && !models.pulls.get(name).problem;
+  const isHere = is_here || models.list.some((each) => names.includes(each.name));
+  return html`<tr class=${fits === "no" ? "is-too-large" : ""}>
+    <th scope="row">${name}${names.length > 1 && html` <span class="hint">or ${names[0]}</span>`}</th>
+    <td>${writeBytes(download_bytes)} <span class="hint">${weights}</span></td>
+    <td>${writeBytes(needed_bytes)} <span class="hint">${FITS[fits]}</span></td>
+    <td>${license}</td>
+    <td>
+      ${
+        isHere
+          ? html`<span class="badge">here</span>`
+          : html`<button
+              type="button"
+              class="small"
+              disabled=${isPulled}
+              aria-label=${`Download ${name}`}
+              onClick=${() => models.pull(name)}
+            >
+              Download
+            </button>`
+      }
+    </td>
+  </tr>`;
 }
 
 function PullForm({ models }) {

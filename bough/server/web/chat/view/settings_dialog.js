@@ -2,7 +2,7 @@
 
 import { html } from "../../vendor/preact-htm.js";
 import { NUMBERS } from "../parameters.js";
-import { readSettings } from "../settings.js";
+import { LEAVE_OUT, readSettings } from "../settings.js";
 import { Dialog, Field } from "./controls.js";
 import { useServices, useStore } from "./services.js";
 
@@ -13,11 +13,11 @@ export function SettingsDialog({ conversation, actions, onClose }) {
   const { models } = useServices();
   const { settings } = conversation;
   const name = models.nameFor(conversation);
-  const capabilities = useStore(models, () => models.capabilitiesOf(name));
+  const { capabilities, defaults = {} } = useStore(models, () => models.detailsOf(name)) ?? {};
   const { problems } = readSettings(settings);
   const set = (field) => (event) => actions.setSettings({ ...settings, [field]: event.target.value });
   return html`<${Dialog} title="Settings of this conversation" onClose=${onClose}>
-    <p class="hint">An empty field leaves the choice to the model.</p>
+    <p class="hint">An empty field leaves the choice to the model; its own value is shown in grey.</p>
     <div class="fields">
       ${NUMBERS.map(
         (number) =>
@@ -26,6 +26,7 @@ export function SettingsDialog({ conversation, actions, onClose }) {
               html`<input
                 inputmode="decimal"
                 autocomplete="off"
+                placeholder=${defaults[number.name] ?? ""}
                 value=${settings[number.name] ?? ""}
                 onInput=${set(number.name)}
                 ...${attributes}
@@ -41,6 +42,13 @@ export function SettingsDialog({ conversation, actions, onClose }) {
             <option value="">free</option>
             <option value="json">JSON</option>
             <option value="schema">JSON schema</option>
+          </select>`}
+      <//>
+      <${Field} label="When the context is full">
+        ${(attributes) =>
+          html`<select value=${settings.full ?? ""} onChange=${set("full")} ...${attributes}>
+            <option value="">stop and say so</option>
+            <option value=${LEAVE_OUT}>leave the oldest messages out</option>
           </select>`}
       <//>
       ${
@@ -59,12 +67,22 @@ export function SettingsDialog({ conversation, actions, onClose }) {
       settings.format === "schema" &&
       html`<${Field} label="JSON schema" problem=${problems.schema}>
         ${(attributes) =>
-          html`<${JsonArea} placeholder=${SCHEMA_EXAMPLE} value=${settings.schema} onInput=${set("schema")} ...${attributes} />`}
+          html`<${JsonArea}
+            placeholder=${SCHEMA_EXAMPLE}
+            value=${settings.schema}
+            onInput=${set("schema")}
+            ...${attributes}
+          />`}
       <//>`
     }
     <${Field} label="Tools" problem=${problems.tools} hint=${describeTools(capabilities, name)}>
       ${(attributes) =>
-        html`<${JsonArea} placeholder=${TOOLS_EXAMPLE} value=${settings.tools} onInput=${set("tools")} ...${attributes} />`}
+        html`<${JsonArea}
+          placeholder=${TOOLS_EXAMPLE}
+          value=${settings.tools}
+          onInput=${set("tools")}
+          ...${attributes}
+        />`}
     <//>
     <div class="row">
       <button type="button" onClick=${() => actions.setSettings({})}>Clear all</button>

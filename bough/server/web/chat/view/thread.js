@@ -34,7 +34,8 @@ export function Thread({ id, onClose, onModels }) {
   const conversation = useStore(conversations, () => conversations.get(id));
   const [isSetting, setSetting] = useState(false);
   const [editing, setEditing] = useState(null);
-  const actions = useActions(id, setEditing);
+  const [numSent, setNumSent] = useState(0);
+  const actions = useActions(id, setEditing, () => setNumSent((number) => number + 1));
   if (!conversation) return html`<section class="thread"><p class="empty">This conversation was deleted.</p></section>`;
   const { problems } = readSettings(conversation.settings);
   return html`<section
@@ -51,7 +52,7 @@ export function Thread({ id, onClose, onModels }) {
       </button>
       ${onClose && html`<${IconButton} icon="close" label="Close this one" onClick=${onClose} />`}
     </header>
-    <${Messages} ...${{ conversation, editing, actions }} />
+    <${Messages} ...${{ conversation, editing, actions, numSent }} />
     <${Composer} ...${{ conversation, actions, problem: Object.values(problems)[0] }} />
     ${isSetting && html`<${SettingsDialog} conversation=${conversation} actions=${actions} onClose=${() => setSetting(false)} />`}
   </section>`;
@@ -77,7 +78,7 @@ function ModelChoice({ conversation, conversations, models, onModels }) {
 const MORE = "\u0000more";
 
 /** A message and its siblings share one place, so that the focus stays when another of them is shown. */
-function Messages({ conversation, editing, actions }) {
+function Messages({ conversation, editing, actions, numSent }) {
   const box = useRef(null);
   const isAtBottom = useRef(true);
   const onScroll = () => {
@@ -85,6 +86,7 @@ function Messages({ conversation, editing, actions }) {
     isAtBottom.current = scrollHeight - scrollTop - clientHeight < NEAR_BOTTOM;
   };
   const toBottom = () => isAtBottom.current && (box.current.scrollTop = box.current.scrollHeight);
+  useLayoutEffect(() => void (isAtBottom.current = true), [numSent]); // what was sent is seen
   useLayoutEffect(toBottom);
   useEffect(() => {
     const observer = new ResizeObserver(toBottom);
@@ -195,7 +197,7 @@ function switchByKey(event, conversation, actions) {
 }
 
 /** What can be done with the messages of a conversation. The object stays the same as long as the conversation does. */
-function useActions(id, setEditing) {
+function useActions(id, setEditing, onSent) {
   const { conversations, answers, access, models, notices } = useServices();
   return useMemo(() => {
     const change = (make) => conversations.change(id, make);
@@ -233,6 +235,7 @@ function useActions(id, setEditing) {
           return addMessage(each, sent);
         });
         answers.ask(id, sent.id, count);
+        onSent();
       },
       remove: (message) => {
         const before = conversations.get(id);

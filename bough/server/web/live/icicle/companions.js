@@ -67,11 +67,16 @@ export function Tooltip({ hover, size }) {
 function describeHover({ item, box }) {
   if (item) return html`<p>${formatCount(item.count)} nodes that are too small to be drawn: click to zoom in</p>`;
   if (box.ghost) return describeGhost(box.ghost);
+  if (box.rest) return describeRest(box.rest);
   const { node } = box;
   return html`<p class="icicle-tip-text" dir="auto">${shorten(toLabel(node.text), 160)}</p>
     <p>tokens ${formatCount(node.start)}–${formatCount(node.end)} · ${nameTier(node)}
       ${" "}· ${node.hits} ${node.hits === 1 ? "use" : "uses"}
-      ${node.kept.length > 0 && " · kept"}${node.points.length > 0 && ` · ${node.points.length} restore points`}</p>`;
+      ${node.kept.length > 0 && " · kept"}</p>`;
+}
+
+function describeRest({ branches, nodes }) {
+  return html`<p>${formatCount(branches)} other branches with ${formatCount(nodes)} nodes: click to show everything</p>`;
 }
 
 function describeGhost({ state, doneTokens, promptTokens, answer }) {

@@ -4,13 +4,14 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from "../../vendor
 import { isRunning } from "../events.js";
 import { Breadcrumb, HiddenItems, Tooltip, itemId } from "./companions.js";
 import { describeNode, formatCount } from "./labels.js";
-import { SCALES, layoutTree } from "./layout.js";
+import { layoutTree } from "./layout.js";
 import { isChoosable, moveByKey } from "./navigation.js";
 import { Pointer } from "./pointer.js";
 import { readRequests } from "./scene.js";
 import { Stage } from "./stage.js";
 
-const SCALE_NAME = "bough.scale";
+const SHOWN_NAME = "bough.shown";
+const CHOICES = { conversation: "This conversation", everything: "Everything" };
 const STEP = 1.5; // of zooming by keys and buttons
 
 /** What keys do besides moving. */
@@ -30,36 +31,39 @@ const KEYS = {
 
 /**
  * The canvas with its bar. `tree` is {model, root: RootMirror, resets}; `current` has the keys of the nodes on the branches
- * of the current conversation.
+ * of the current conversation, and `active` those of the branch that the chat shows.
  */
-export function Icicle({ live, tree, version, chosenKey, current, onChoose, onKeep, onEvict }) {
+export function Icicle({ live, tree, chosenKey, current, active, onChoose, onKeep, onEvict }) {
   const canvas = useRef(null);
   const stage = useRef(null);
   const ended = useRef(new EndTimes());
   const shown = useRef({ name: "", signature: "" });
   const [counts, setCounts] = useState({ numShown: 0, numMerged: 0 });
-  const [scale, setScale] = useState(readScale);
+  const [choice, setChoice] = useShownChoice();
+  const isPartial = choice === "conversation" && current.size > 0;
   const [focusKey, setFocusKey] = useState(null);
   const [hover, setHover] = useState(null);
   const [isFocused, setFocused] = useState(false);
   const [zoomKey, setZoomKey] = useState(null);
   const [layout, setLayout] = useState(null);
-  const onChooseNow = useRef(onChoose);
-  onChooseNow.current = onChoose;
+  const latest = useRef();
+  latest.current = { onChoose, onRest: () => setChoice("everything") };
 
   useLayoutEffect(() => {
     stage.current = new Stage(canvas.current, ({ numShown, numMerged }) => setCounts({ numShown, numMerged }));
     const pointer = new Pointer(canvas.current, stage.current, {
       onHover: (item, x, y) => setHover(item && !item.count ? { box: item.box, x, y } : item ? { item, x, y } : null),
-      onChoose: (box) => (setHover(null), setFocusKey(box.node.node), onChooseNow.current(box.node)),
+      onChoose: (box) => (setHover(null), setFocusKey(box.node.node), latest.current.onChoose(box.node)),
+      onRest: () => latest.current.onRest(),
       onZoom: (box) => setZoomKey(box?.node?.node ?? null),
     });
     return () => (pointer.close(), stage.current.close());
   }, []);
 
   useLayoutEffect(() => {
-    if (updateStage(stage.current, live, tree, scale, ended.current, shown.current)) setLayout(stage.current.layout);
-  }, [version, tree.root, scale]);
+    if (updateStage(stage.current, live, tree, isPartial ? { keys: current, active } : null, ended.current, shown.current))
+      setLayout(stage.current.layout);
+  });
 
   const focused = layout?.byId.get(focusKey) ?? layout?.top.find(isChoosable) ?? null;
   useEffect(() => {
@@ -91,11 +95,13 @@ export function Icicle({ live, tree, version, chosenKey, current, onChoose, onKe
   return html`<section class="icicle" aria-label="Tree of prefixes">
     <div class="icicle-bar">
       <${Breadcrumb} box=${layout?.byId.get(zoomKey)} onFit=${fit} onZoom=${zoomTo} />
-      <label class="icicle-scale">width
-        <select value=${scale} onChange=${(event) => (writeScale(event.target.value), setScale(event.target.value))}>
-          ${Object.keys(SCALES).map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
-        </select>
-      </label>
+      <fieldset class="icicle-choice">
+        <legend class="visually-hidden">Show in the tree</legend>
+        ${Object.entries(CHOICES).map(
+          ([name, label]) => html`<label key=${name}><input type="radio" name="shown" value=${name}
+            checked=${choice === name} onChange=${() => setChoice(name)} />${label}</label>`,
+        )}
+      </fieldset>
       <span class="icicle-buttons">
         <button type="button" title="Zoom out (-)" aria-label="Zoom out"
           onClick=${() => stage.current.zoom(1 / STEP)}>−</button>
@@ -104,19 +110,19 @@ export function Icicle({ live, tree, version, chosenKey, current, onChoose, onKe
         <button type="button" title="Whole tree (0)" onClick=${fit}>Fit</button>
       </span>
     </div>
-    <div class="icicle-canvas" role="tree" tabindex="0" aria-label="Tree of prefixes: arrows move, Enter shows details"
+    <div class="icicle-canvas" role="tree" tabindex="0" aria-orientation="horizontal" aria-label="Tree of prefixes: arrows move, Enter shows details"
       aria-activedescendant=${focused ? itemId(focused) : undefined} onKeyDown=${onKeyDown}
       onFocus=${(event) => setFocused(event.target.matches(":focus-visible"))} onBlur=${() => setFocused(false)}>
       <canvas ref=${canvas} aria-hidden="true"></canvas>
       <${HiddenItems} focused=${focused} layout=${layout} chosenKey=${chosenKey} />
       <${Tooltip} hover=${hover} size=${stage.current?.size} />
     </div>
-    <p class="icicle-note">${isFocused && focused ? describeNode(focused.node) : describeCounts(counts, layout)}</p>
+    <p class="icicle-note">${isFocused && focused ? describeNode(focused.node) : describeCounts(counts, layout, { isPartial, isEmpty: choice === "conversation" && !isPartial })}</p>
   </section>`;
 }
 
 /** Give the stage a new layout if something that it shows has changed; tells whether it has. */
-function updateStage(stage, live, { model, root, resets }, scale, ended, shown) {
+function updateStage(stage, live, { model, root, resets }, wanted, ended, shown) {
   const now = performance.now();
   ended.note(live.requests, now);
   const { ghosts, glows } = readRequests(live.requests, model, root.name, ended.times, now);
@@ -124,13 +130,13 @@ function updateStage(stage, live, { model, root, resets }, scale, ended, shown) 
   const news = [
     name,
     root.version,
-    scale,
+    wanted && [[...wanted.keys], [...wanted.active]],
     ghosts,
     glows.map(({ node, reach, isLoading, age }) => [node, reach, isLoading, age > 0]),
   ];
   const signature = JSON.stringify(news);
   if (signature === shown.signature) return false;
-  stage.show(layoutTree(root, ghosts, scale), glows, root, { isSame: shown.name === name });
+  stage.show(layoutTree(root, ghosts, wanted), glows, root, { isSame: shown.name === name });
   shown.name = name;
   shown.signature = signature;
   return true;
@@ -158,20 +164,24 @@ function pathOf(box) {
   return path;
 }
 
-function describeCounts({ numShown, numMerged }, layout) {
+function describeCounts({ numShown, numMerged }, layout, { isPartial, isEmpty }) {
   const total = layout?.numNodes ?? 0;
-  if (numMerged > 0) {
-    return `Showing the ${formatCount(numShown)} largest of ${formatCount(total)} nodes. Zoom in to see the others.`;
-  }
-  if (numShown < total) return `${formatCount(numShown)} of ${formatCount(total)} nodes in view`;
-  return total === 1 ? "1 node" : `${formatCount(total)} nodes`;
+  const all = total === 1 ? "1 node" : `${formatCount(total)} nodes`;
+  if (numMerged > 0) return `Showing the ${formatCount(numShown)} largest of ${all}. Zoom in to see the others.`;
+  if (isPartial && numShown < total) return `${formatCount(numShown)} of ${all}: this conversation, and where others leave it`;
+  if (numShown < total) return `${formatCount(numShown)} of ${all} in view`;
+  return isEmpty ? `${all}, none of them of this conversation yet` : all;
 }
 
-function readScale() {
-  const name = localStorage.getItem(SCALE_NAME);
-  return name in SCALES ? name : "square root";
-}
-
-function writeScale(name) {
-  localStorage.setItem(SCALE_NAME, name);
+/** What is drawn: this conversation with what leaves it, or everything. Kept in this browser. */
+function useShownChoice() {
+  const [choice, setChoice] = useState(() => {
+    const stored = localStorage.getItem(SHOWN_NAME);
+    return stored in CHOICES ? stored : "conversation";
+  });
+  const choose = (name) => {
+    localStorage.setItem(SHOWN_NAME, name);
+    setChoice(name);
+  };
+  return [choice, choose];
 }

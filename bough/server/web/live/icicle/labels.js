@@ -22,6 +22,23 @@ export function toLabel(text) {
     .trim();
 }
 
+const ROLES = { system: "System", user: "User", assistant: "Answer", tool: "Tool" };
+
+/** The name of a role as it stands before what was said; "" for text of no chat. */
+export function nameRole(role) {
+  return ROLES[role] ?? "";
+}
+
+/** The label of a span: who says what, and of a long one how many tokens it has. */
+export function labelSpan({ start, end, role, text, isGap, isContinued }, isLong) {
+  const tokens = `${formatCount(end - start)} tokens`;
+  if (isGap) return `… ${tokens} …`;
+  const said = toOneLine(text.trim());
+  if (isContinued && said) return `… ${said}`;
+  const name = [nameRole(role), isLong && tokens].filter(Boolean).join(", ");
+  return [name, said].filter(Boolean).join(": ");
+}
+
 /** How a node is said: "tokens 31 to 64, 'When do you open?', device, 3 uses, kept". */
 export function describeNode(node) {
   const parts = [`tokens ${node.start} to ${node.end}`, `'${shorten(toLabel(node.text), 80)}'`, nameTier(node)];
@@ -41,15 +58,6 @@ export function nameTier(node) {
 export function shorten(text, most) {
   const characters = [...text.slice(0, 2 * most + 2)];
   return characters.length > most ? `${characters.slice(0, most - 1).join("")}…` : text;
-}
-
-const UNITS = ["bytes", "kB", "MB", "GB", "TB"];
-
-/** Bytes with a unit (powers of 1,024), such as "3.1 MB". */
-export function formatBytes(bytes) {
-  const power = bytes > 0 ? Math.min(UNITS.length - 1, Math.floor(Math.log2(bytes) / 10)) : 0;
-  const value = bytes / 1024 ** power;
-  return `${power > 0 && value < 100 ? value.toFixed(1) : Math.round(value)} ${UNITS[power]}`;
 }
 
 /** A number with separators of thousands. */

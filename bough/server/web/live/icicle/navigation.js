@@ -31,17 +31,17 @@ function reach(box) {
 export function moveByKey(key, box, layout) {
   const siblings = siblingsOf(box, layout);
   const at = siblings.indexOf(box);
-  if (key === "ArrowLeft") return parentOf(box) ?? box;
-  if (key === "ArrowRight") return childrenOf(box)[0] ?? box;
-  if (key === "ArrowUp") return siblings[at - 1] ?? nextRow(box, layout, -1);
-  if (key === "ArrowDown") return siblings[at + 1] ?? nextRow(box, layout, 1);
+  if (key === "ArrowUp") return parentOf(box) ?? box;
+  if (key === "ArrowDown") return childrenOf(box)[0] ?? box;
+  if (key === "ArrowLeft") return siblings[at - 1] ?? nextColumn(box, layout, -1);
+  if (key === "ArrowRight") return siblings[at + 1] ?? nextColumn(box, layout, 1);
   if (key === "Home") return layout.top.flatMap(reach)[0] ?? box;
   if (key === "End") return lastOf(layout) ?? box;
   return null;
 }
 
-/** The nearest box above or below that is not further from the root than this one. */
-function nextRow(box, layout, step) {
+/** The nearest box to the left or right that is not further from the root than this one. */
+function nextColumn(box, layout, step) {
   for (let parent = parentOf(box); ; parent = parentOf(parent)) {
     if (!parent) return box;
     const siblings = siblingsOf(parent, layout);

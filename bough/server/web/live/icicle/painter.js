@@ -1,26 +1,28 @@
 /**
- * Draws a scene on a canvas. Boxes of one tier are filled in one go, because a thousand single fills are slow.
+ * Draws a scene on a canvas. Spans of one role are filled in one go, because a thousand single fills are slow.
  *
  * It decides nothing: what is seen comes from `findVisible`, what moves from the scene.
  */
 
-import { mainTier, tierShares } from "../tiers.js";
-import { TextFitter, formatCount, toLabel } from "./labels.js";
+import { mainTier } from "../tiers.js";
+import { TextFitter, formatCount, labelSpan } from "./labels.js";
+import { LONG_TOKENS } from "./layout.js";
 import { Palette } from "./palette.js";
 
 const FONT_PX = 11;
 const LINE_PX = 14;
-const LABEL_WIDTH_PX = 14;
-const LABEL_HEIGHT_PX = 11;
+const LABEL_WIDTH_PX = 52; // narrower labels run downwards
+const LABEL_HEIGHT_PX = 12;
+const SIDEWAYS_WIDTH_PX = 14;
+const SIDEWAYS_HEIGHT_PX = 52; // in less nothing can be read
 const MOST_LINES = 8;
-const UPRIGHT_PX = 44; // narrower labels run downwards
+const BESIDE_ALPHA = 0.5; // branches beside what is shown
 
 /** Draws on one canvas, in CSS pixels whatever the resolution of the screen. */
 export class Painter {
   constructor(canvas) {
     this._canvas = canvas;
     this._context = canvas.getContext("2d");
-    this._labels = new WeakMap(); // node → its label
     this.readTheme();
   }
 
@@ -48,25 +50,13 @@ export class Painter {
   }
 
   _paintFills(state) {
-    for (const [tier, items] of groupByTier(state.items, state)) this._fillTier(tier, items);
-  }
-
-  _fillTier(tier, items) {
-    const context = this._context;
-    const colour = this._palette.tiers[tier] ?? this._palette.muted;
-    this._fillRects(items, colour, tier in this._palette.tiers ? this._palette.fillAlpha : 0.12);
-    const pattern = this._palette.patternOf(tier, context);
-    if (pattern)
-      this._fillRects(
-        items.filter((item) => item.height > 5 && item.width > 4),
-        pattern,
-        0.3,
-      );
-    this._fillRects(
-      items.filter((item) => item.width > 12 && item.height > 5 && item.x > -3).map(leftEdge),
-      colour,
-      0.95,
-    );
+    for (const { role, alpha, rects } of groupByRole(state)) {
+      this._fillRects(rects, this._palette.colourOf(role), alpha * this._palette.fillAlpha);
+    }
+    for (const tier of ["host", "disk"]) {
+      const items = state.items.filter((item) => item.box.node && !item.count && mainTier(item.box.node) === tier);
+      this._fillRects(items, this._palette.patternOf(tier, this._context), 0.3);
+    }
   }
 
   _fillRects(rects, fill, alpha) {
@@ -79,18 +69,18 @@ export class Painter {
     context.fill();
   }
 
-  /** What single boxes have of their own: a ghost, a summary, fading in, a glow, shares of tiers, marks. */
+  /** What single boxes have of their own: a ghost, a summary, a glow, marks. */
   _paintBox(item, state) {
     const { box } = item;
     if (item.count) return this._paintSummary(item);
+    if (box.rest) return this._paintRest(item);
     if (box.ghost) return this._paintGhost(item, state);
-    const alpha = state.scene.alphaOf(box, state.now);
-    if (alpha < 1) this._fillRects([item], this._colourOf(box.node), alpha * this._palette.fillAlpha);
     const glow = state.scene.glowOf.get(box);
     if (glow) this._paintGlow(item, glow, state);
-    if (state.current.has(box.node.node)) this._fillRects([{ ...item, height: 4 }], this._palette.accent, 1);
-    if (item.height >= 12 && item.width >= 12) this._paintShares(item);
-    if (item.height >= 8 && item.width >= 8) this._paintMarks(item);
+    if (state.current.has(box.node.node)) this._fillRects([{ ...item, width: 4 }], this._palette.accent, 1);
+    if (box.node.in_use && item.height >= 6) this._stroke(item, this._palette.lane, 2, [], 1);
+    if (item.height >= 8) this._paintBreaks(item);
+    if (item.height >= 12 && item.width >= 12) this._paintPins(item);
   }
 
   _paintSummary(item) {
@@ -106,9 +96,9 @@ export class Painter {
     const answerShare = Math.min(share, ghost.answer / Math.max(1, ghost.tokens));
     const pulse = scene.isPulsing ? 0.5 + 0.5 * Math.sin(now / 180) : 1;
     this._fillRects([item], accent, 0.08);
-    this._fillRects([{ ...item, width: item.width * (share - answerShare) }], accent, 0.22 + 0.12 * pulse);
+    this._fillRects([{ ...item, height: item.height * (share - answerShare) }], accent, 0.22 + 0.12 * pulse);
     this._fillRects(
-      [{ ...item, x: item.x + item.width * (1 - answerShare), width: item.width * answerShare }],
+      [{ ...item, y: item.y + item.height * (1 - answerShare), height: item.height * answerShare }],
       accent,
       0.55,
     );
@@ -119,36 +109,43 @@ export class Painter {
     const span = spanTo(item, glow.reach);
     const left = glow.age > 0 ? Math.max(0, (glow.endsAt - now) / 1500) : 1;
     const pulse = glow.isLoading ? 0.35 + 0.3 * Math.sin(now / 160) : 0.5;
-    this._fillRects([span], glow.isLoading ? this._palette.accent : this._colourOf(item.box.node), pulse * left);
-    if (item.height < 8) return;
-    this._fillRects([{ ...span, y: item.y + gapped(item.height) - 3, height: 4 }], this._palette.accent, left);
+    this._fillRects([span], this._palette.accent, 0.6 * pulse * left);
+    if (item.width < 8) return;
+    this._fillRects([{ ...span, x: item.x + item.width - 4, width: 4 }], this._palette.accent, left);
   }
 
-  /** A strip at the bottom with the share of each tier, if there are several. */
-  _paintShares(item) {
-    const shares = tierShares(item.box.node);
-    if (shares.length < 2) return;
-    let x = item.x;
-    for (const [tier, share] of shares) {
-      const width = item.width * share;
-      this._fillRects([{ x, y: item.y + gapped(item.height) - 3, width, height: 4 }], this._palette.tiers[tier], 1);
-      x += width;
+  /** Branches that are not drawn: their number. */
+  _paintRest(item) {
+    this._fillRects([item], this._palette.muted, 0.12);
+    const { branches } = item.box.rest;
+    const text = item.width < LABEL_WIDTH_PX ? `+${formatCount(branches)}` : `+ ${formatCount(branches)} others`;
+    this._write(this._fitter.fit(text, item.width - 4, 1), item.x + 3, item.y + item.height / 2, this._palette.text);
+  }
+
+  /** A torn edge in what is longer than it is drawn. */
+  _paintBreaks(item) {
+    for (const { span, y, height } of spansIn(item)) {
+      if ((!span.isGap && span.end - span.start <= LONG_TOKENS) || height < 12) continue;
+      this._tear(item.x, y + height - 4, item.width - 1);
+      if (span.isGap) this._tear(item.x, y + 1, item.width - 1);
     }
   }
 
-  /** Restore points as ticks at the top, kept ones as pins. */
-  _paintMarks(item) {
-    const { box } = item;
-    const { points, kept } = box.node;
-    let last = -Infinity;
-    for (const point of points) {
-      if (point <= box.start || point > box.end) continue;
-      const x = spanTo(item, point).width + item.x - 1;
-      const isKept = kept.includes(point);
-      if (!isKept && x - last < 4) continue;
-      last = x;
-      if (isKept) this._paintPin(x, item.y);
-      else this._fillRects([{ x: x - 2, y: item.y, width: 3, height: 6 }], this._palette.text, 0.55);
+  _tear(x, y, width) {
+    const context = this._context;
+    context.globalAlpha = 1;
+    context.strokeStyle = this._palette.surface;
+    context.lineWidth = 2;
+    context.beginPath();
+    for (let along = 0; along <= width; along += 4) context.lineTo(x + along, y + ((along / 4) % 2 ? 3 : 0));
+    context.stroke();
+  }
+
+  /** Pins where a prefix is kept. */
+  _paintPins(item) {
+    for (const point of item.box.node.kept) {
+      if (point > item.box.start && point <= item.box.end)
+        this._paintPin(item.x + item.width - 3, item.y + spanTo(item, point).height - 14);
     }
   }
 
@@ -164,24 +161,30 @@ export class Painter {
 
   _paintLabels(state) {
     for (const item of state.items) {
-      if (item.count || item.height < LABEL_HEIGHT_PX || item.width < LABEL_WIDTH_PX) continue;
+      if (item.count || item.box.rest || item.height < LABEL_HEIGHT_PX) continue;
       const alpha = item.box.ghost ? 1 : state.scene.alphaOf(item.box, state.now);
-      this._paintLabel(item, state.size, alpha);
+      if (item.box.ghost) this._paintLabel(labelGhost(item.box.ghost), item, state.size, alpha);
+      else for (const each of spansIn(item)) this._paintSpanLabel(each, item, state.size, alpha);
     }
   }
 
-  /** The text of a box in the part of it that is seen, in as many lines as there is room for. */
-  _paintLabel(item, size, alpha) {
-    const x0 = Math.max(item.x, 0) + 7;
-    const width = Math.min(item.x + item.width, size.width) - x0 - 4;
-    const y0 = Math.max(item.y, 0);
-    const height = Math.min(item.y + item.height, size.height) - y0;
-    if (width < UPRIGHT_PX && height > 2 * width)
-      return this._writeSideways(item.box, x0 - 4, y0, width + 8, height, alpha);
-    if (width < LABEL_WIDTH_PX || height < LABEL_HEIGHT_PX) return;
-    const mostLines = Math.min(MOST_LINES, Math.max(1, Math.floor((height - 4) / LINE_PX)));
-    const lines = this._fitter.fit(this._labelOf(item.box), width, mostLines);
-    this._write(lines, x0, y0 + height / 2, this._palette.text, alpha);
+  _paintSpanLabel({ span, y, height }, item, size, alpha) {
+    const isLast = span === item.box.spans.at(-1);
+    const more = isLast && item.box.hidden ? ` (+${formatCount(item.box.hidden)} after it)` : "";
+    const label = labelSpan(span, span.end - span.start > LONG_TOKENS) + more;
+    this._paintLabel(label, { ...item, y, height }, size, alpha);
+  }
+
+  /** A text in the part of a rectangle that is seen, in as many lines as there is room for; none if too few words fit. */
+  _paintLabel(label, rect, size, alpha) {
+    const x0 = Math.max(rect.x, 0) + 8; // beside the line of this conversation
+    const width = Math.min(rect.x + rect.width, size.width) - x0 - 4;
+    const y0 = Math.max(rect.y, 0);
+    const height = Math.min(rect.y + rect.height, size.height) - y0;
+    if (width < LABEL_WIDTH_PX) return this._writeSideways(label, x0 - 3, y0, width + 5, height, alpha);
+    if (height < LABEL_HEIGHT_PX) return;
+    const mostLines = Math.min(MOST_LINES, Math.max(1, Math.floor((height - 2) / LINE_PX)));
+    this._write(this._fitter.fit(label, width, mostLines), x0, y0 + height / 2, this._palette.text, alpha);
   }
 
   _write(lines, x, middle, colour, alpha = 1) {
@@ -193,23 +196,15 @@ export class Painter {
   }
 
   /** A label that runs down a box that is too narrow for words. */
-  _writeSideways(box, x0, y0, width, height, alpha) {
-    if (width < LINE_PX - 3) return;
-    const lines = this._fitter.fit(this._labelOf(box), height - 10, Math.max(1, Math.floor(width / LINE_PX)));
+  _writeSideways(label, x0, y0, width, height, alpha) {
+    if (width < SIDEWAYS_WIDTH_PX || height < SIDEWAYS_HEIGHT_PX) return;
+    const lines = this._fitter.fit(label, height - 10, Math.max(1, Math.floor((width - 2) / LINE_PX)));
     const context = this._context;
     context.save();
-    context.translate(x0 + width / 2, y0 + 6);
+    context.translate(x0 + width / 2, y0 + 5);
     context.rotate(Math.PI / 2);
     this._write(lines, 0, 0, this._palette.text, alpha);
     context.restore();
-  }
-
-  _labelOf(box) {
-    if (box.ghost) return labelGhost(box.ghost);
-    if (box.id !== box.node.node) return toLabel(box.node.text);
-    let label = this._labels.get(box.node);
-    if (label === undefined) this._labels.set(box.node, (label = toLabel(box.node.text)));
-    return label;
   }
 
   /** The path under the pointer, the chosen node, and a frame around it all if the connection is lost. */
@@ -244,12 +239,8 @@ export class Painter {
       const rect = { x: (place.x0 - view.x0) * sx, y: (place.y0 - view.y0) * sy };
       rect.width = (place.x1 - place.x0) * sx;
       rect.height = (place.y1 - place.y0) * sy;
-      this._fillRects([rect], this._colourOf(box.node), 0.5 * alpha);
+      this._fillRects([rect], this._palette.muted, 0.4 * alpha);
     }
-  }
-
-  _colourOf(node) {
-    return this._palette.tiers[mainTier(node)] ?? this._palette.muted;
   }
 }
 
@@ -258,27 +249,36 @@ function labelGhost(ghost) {
   return `${ghost.state} ${formatCount(ghost.doneTokens)} of ${formatCount(ghost.promptTokens)}`;
 }
 
-/** Boxes of nodes that have faded in, by tier; null: those that hold nothing. */
-function groupByTier(items, { scene, now }) {
+/** The spans of all nodes as rectangles, by role and strength. */
+function groupByRole({ items, scene, now }) {
   const groups = new Map();
   for (const item of items) {
-    if (item.count || item.box.ghost || scene.alphaOf(item.box, now) < 1) continue;
-    const tier = mainTier(item.box.node);
-    if (!groups.has(tier)) groups.set(tier, []);
-    groups.get(tier).push(item);
+    if (item.count || !item.box.node) continue;
+    const alpha = scene.alphaOf(item.box, now) * (item.box.isBeside ? BESIDE_ALPHA : 1);
+    for (const { span, y, height } of spansIn(item)) {
+      const name = `${span.role} ${alpha}`;
+      if (!groups.has(name)) groups.set(name, { role: span.role, alpha, rects: [] });
+      groups.get(name).rects.push({ x: item.x, y, width: item.width, height });
+    }
   }
-  return groups;
+  return groups.values();
 }
 
-function leftEdge(item) {
-  return { x: item.x, y: item.y, width: 4, height: item.height };
+/** The spans of an item, each with its place in pixels. */
+function spansIn({ y, height, box }) {
+  const total = box.spans.reduce((sum, span) => sum + span.height, 0);
+  const found = [];
+  for (const span of box.spans) {
+    const high = (height * span.height) / total;
+    found.push({ span, y, height: high });
+    y += high;
+  }
+  return found;
 }
 
 /** The part of an item up to a token offset. */
 function spanTo(item, offset) {
-  const { start, end } = item.box;
-  const share = Math.min(1, Math.max(0, (offset - start) / Math.max(1, end - start)));
-  return { x: item.x, y: item.y, width: item.width * share, height: item.height };
+  return { x: item.x, y: item.y, width: item.width, height: item.height * item.box.shareAt(offset) };
 }
 
 /** Boxes that are high enough leave a gap below. */

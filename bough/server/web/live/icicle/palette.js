@@ -1,6 +1,6 @@
-/** The colours of the page for a canvas, and patterns that tell tiers apart without colour. */
+/** The colours of the page for a canvas: one for each role, and a texture for what is not in the fastest memory. */
 
-import { TIERS } from "../tiers.js";
+const ROLES = ["system", "user", "assistant", "tool"];
 
 /** Read from the CSS variables of an element; read again when the theme changes. */
 export class Palette {
@@ -11,17 +11,23 @@ export class Palette {
     this.muted = read("--muted");
     this.accent = read("--accent");
     this.font = style.fontFamily;
-    this.tiers = Object.fromEntries(TIERS.map((tier) => [tier, read(`--tier-${tier}`)]));
+    this.surface = read("--surface");
+    this.lane = read("--tier-lane");
+    this.roles = Object.fromEntries(ROLES.map((role) => [role, read(`--role-${role}`)]));
     this.isDark = isDark(read("--surface"));
     this._patterns = new Map();
   }
 
   /** How strong a box is filled. */
   get fillAlpha() {
-    return this.isDark ? 0.34 : 0.24;
+    return this.isDark ? 0.42 : 0.26;
   }
 
-  /** The pattern over boxes of a tier; null for those that are plain. */
+  colourOf(role) {
+    return this.roles[role] ?? this.muted;
+  }
+
+  /** The texture over boxes of a tier; null for those that are plain. */
   patternOf(tier, context) {
     if (tier !== "host" && tier !== "disk") return null;
     if (!this._patterns.has(tier)) this._patterns.set(tier, context.createPattern(this._drawTile(tier), "repeat"));
@@ -32,7 +38,7 @@ export class Palette {
     const tile = document.createElement("canvas");
     tile.width = tile.height = 6;
     const context = tile.getContext("2d");
-    context.fillStyle = context.strokeStyle = this.tiers[tier];
+    context.fillStyle = context.strokeStyle = this.text;
     if (tier === "disk") {
       context.fillRect(1, 1, 1.5, 1.5);
       context.fillRect(4, 4, 1.5, 1.5);

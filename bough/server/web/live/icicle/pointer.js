@@ -4,7 +4,10 @@ import { panView, zoomView } from "./viewport.js";
 
 const CLICK_PX = 4;
 
-/** Listens on an element until `close`. Calls onHover(item, x, y), onChoose(box), onZoom(box or null). */
+/**
+ * Listens on an element until `close`. Calls onHover(item, x, y), onChoose(box), onZoom(box or null), and
+ * onRest() for a click on branches that are not drawn.
+ */
 export class Pointer {
   constructor(element, stage, handlers) {
     this._element = element;
@@ -86,6 +89,7 @@ export class Pointer {
     const at = this._at(event);
     const item = this._stage.itemAt(at.x, at.y);
     if (item?.count) this._zoomTo(at);
+    else if (item?.box.rest) this._handlers.onRest();
     else if (item && item.box.node) this._handlers.onChoose(item.box);
   }
 

@@ -5,9 +5,9 @@
  */
 
 export const MOST_BOXES = 1500;
-const LEAST_PX = 2; // a row that is less high is merged with its neighbours
-const SUMMARY_PX = 14; // a summary grows to this height, so that its number can be read
-const LEAST_WIDTH_PX = 1; // an only child that is narrower is drawn with its parent
+const LEAST_PX = 2; // a column that is narrower is merged with its neighbours
+const SUMMARY_PX = 24; // a summary grows to this width, so that its number can be read
+const LEAST_HEIGHT_PX = 1; // an only child that is less high is drawn with its parent
 
 /**
  * The items to draw: {box, x, y, width, height} in pixels, and for summaries also `count`, their box being the parent (null:
@@ -20,7 +20,7 @@ export function findVisible(top, view, size, placeOf) {
   }
 }
 
-/** As findVisible for one least height; null if there are too many. */
+/** As findVisible for one least width; null if there are too many. */
 function collect(top, view, size, placeOf, least_px) {
   const found = { items: [], numShown: 0, numMerged: 0 };
   const toPixels = pixelsOf(view, size, placeOf);
@@ -30,15 +30,15 @@ function collect(top, view, size, placeOf, least_px) {
     const small = new SmallRun(parent);
     for (const box of boxes) {
       const item = toPixels(box);
-      if (item.y + item.height < 0 || item.y > size.height || item.x > size.width) continue;
-      if (item.height < least_px && boxes.length > 1) small.add(item, found);
+      if (item.x + item.width < 0 || item.x > size.width || item.y > size.height) continue;
+      if (item.width < least_px && boxes.length > 1) small.add(item, found);
       else {
         small.flush(found);
         visit(item, carried, found, stack);
       }
     }
     small.flush(found);
-    if (found.items.length > MOST_BOXES && least_px < size.height) return null;
+    if (found.items.length > MOST_BOXES && least_px < size.width) return null;
   }
   return found;
 }
@@ -55,7 +55,7 @@ function pixelsOf(view, size, placeOf) {
       y,
       width: (at.x1 - at.x0) * sx,
       height: (at.y1 - at.y0) * sy,
-      right: (box.right - view.x0) * sx,
+      bottom: (box.bottom - view.y0) * sy,
       count: 0,
     };
   };
@@ -64,16 +64,16 @@ function pixelsOf(view, size, placeOf) {
 function visit(item, carried, found, stack) {
   const { box } = item;
   if (carried !== null) {
-    item.width += item.x - carried;
-    item.x = carried;
+    item.height += item.y - carried;
+    item.y = carried;
   }
-  const isCarried = item.width < LEAST_WIDTH_PX && box.children.length === 1;
-  if (isCarried) found.numMerged += box.node && box.id === box.node.node ? 1 : 0;
-  else if (item.x + item.width >= 0) {
+  const isCarried = item.height < LEAST_HEIGHT_PX && box.children.length === 1;
+  if (isCarried) found.numMerged += box.own;
+  else if (item.y + item.height >= 0) {
     found.items.push(item);
-    found.numShown += box.node && box.id === box.node.node ? 1 : 0;
+    found.numShown += box.own;
   }
-  if (box.children.length) stack.push({ boxes: box.children, parent: box, carried: isCarried ? item.x : null });
+  if (box.children.length) stack.push({ boxes: box.children, parent: box, carried: isCarried ? item.y : null });
 }
 
 /** Neighbours that are each too small, as one rectangle. */
@@ -84,10 +84,10 @@ class SmallRun {
   }
 
   add(item, found) {
-    if (this._item && this._item.height >= SUMMARY_PX) this.flush(found);
-    if (!this._item) this._item = { ...item, box: this._parent, count: 0, width: 0, first: item.box };
-    this._item.height = item.y + item.height - this._item.y;
-    this._item.width = Math.max(this._item.width, item.right - item.x);
+    if (this._item && this._item.width >= SUMMARY_PX) this.flush(found);
+    if (!this._item) this._item = { ...item, box: this._parent, count: 0, height: 0, first: item.box };
+    this._item.width = item.x + item.width - this._item.x;
+    this._item.height = Math.max(this._item.height, item.bottom - item.y);
     this._item.count += item.box.count;
   }
 

@@ -1,13 +1,13 @@
 """The census of a forest: what it holds, counted as it changes, and a plain record of each node for views.
 
-Each trie reports its changes to a `TrieCensus`. So figures cost nothing to read, and a view of the whole tree costs what
-has changed since the last one. Records never change: any thread may read them. While the tree is watched, the census also
-keeps the records that are new, and the nodes that are gone, since each watcher's last look.
+Each trie reports its changes to its memory, and so to a `TrieCensus`. So figures cost nothing to read, and a view of the
+whole tree costs what has changed since the last one. Records never change: any thread may read them. While the tree is
+watched, the census also keeps the records that are new, and the nodes that are gone, since each watcher's last look.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, KeysView, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
@@ -99,12 +99,17 @@ class NodeRecord(NamedTuple):
 class TrieCensus:
     """The counts of one trie, and records of its nodes; those of nodes in `Census.changed` are missing or out of date."""
 
-    def __init__(self, forest: Census | None = None) -> None:
+    def __init__(self, forest: Census) -> None:
         self.counts = TreeCounts()
         self.records: dict[Node, NodeRecord] = {}
-        self._forest = forest or Census()
+        self._forest = forest
         self._sizes: dict[Node, TreeCounts] = {}  # as they were counted last
         self._taken: tuple[NodeRecord, ...] | None = ()  # all records, until one changes
+
+    @property
+    def nodes(self) -> KeysView[Node]:
+        """The nodes of the trie, without the root."""
+        return self._sizes.keys()
 
     def note(self, node: Node) -> None:
         """A node is new, or what is counted or recorded of it has changed. O(its groups and restore points)."""
@@ -143,7 +148,7 @@ class TrieCensus:
 
     def check(self, nodes: Iterable[Node]) -> None:
         """Assert that the counts are what counting gives, and that a node without a valid record is noted as changed."""
-        sizes = {node: TreeCounts.of(node) for node in nodes if not node.is_root}
+        sizes = {node: TreeCounts.of(node) for node in nodes}
         assert self._sizes == sizes and self.counts == TreeCounts.sum(sizes.values())
         assert sizes.keys() >= self.records.keys()
         assert all(node in self._forest.changed or self.records[node] == NodeRecord.of(node) for node in sizes)
@@ -184,3 +189,10 @@ class Census:
                 self.watchers.remove(watcher)
             else:
                 watcher.nodes.setdefault(trie, {})[key] = record
+
+    def check(self, tries: Sequence[TrieCensus]) -> None:
+        """Assert that the counts are those of all tries, and that only nodes of these are noted as changed."""
+        assert self.counts == TreeCounts.sum(trie.counts for trie in tries)
+        assert all(node in trie.nodes for node, trie in self.changed.items()) and set(tries).issuperset(
+            self.changed.values()
+        )
