@@ -235,6 +235,7 @@ class _Contents:
         address, group = file.address, self._groups.get(file.address.group)
         if group is not None and (address.start < address.end) == (group.kind is not Kind.RECURRENT):
             node, used = node_at(part.hold.node, address.end), self._clock_offset + file.last_used
+            node.hits = max(node.hits, file.hits)
             if group.kind is Kind.RECURRENT:
                 self._states[node, address.end].append(state_on_disk(group, file))
                 file.num_users = 1
@@ -312,7 +313,7 @@ def _finish_trie(trie: SaltTrie, evictor: Evictor) -> None:
             trie.remove(node)
             continue
         node.has_holes = has_holes(trie, node)
-        node.hits = 1
+        node.hits = max(node.hits, sum(child.hits for child in node.children.values()), 1)
         node.parent.last_used = max(node.parent.last_used, node.last_used)
     for node in trie.walk():
         evictor.offer(trie, node)
