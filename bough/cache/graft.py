@@ -21,8 +21,8 @@ from bough.cache.steps import Steps
 from bough.cache.tree.address import DiskFile, PointRecord
 from bough.cache.tree.node import Node
 from bough.cache.tree.state import Group, Kind, Page
-from bough.cache.tree.tokens import TOKEN_BYTES, cut, num_tokens
 from bough.errors import EngineError
+from bough.tokens import TOKEN_BYTES, cut, num_tokens
 
 NO_STEP = -1
 

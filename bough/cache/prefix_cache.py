@@ -30,10 +30,9 @@ from bough.cache.session import Session, SessionContext
 from bough.cache.steps import Steps
 from bough.cache.tree.forest import Forest
 from bough.cache.tree.state import PAGE_TOKENS, Lane, PageStore
-from bough.cache.tree.tokens import num_tokens, pack
 from bough.cache.upkeep import Upkeep
 from bough.errors import RequestError
-from bough.tokens import Tokens
+from bough.tokens import Tokens, num_tokens, pack
 from bough.types import Boundary
 
 

@@ -21,8 +21,8 @@ from bough.cache.residency.policy import is_empty_leaf
 from bough.cache.tree.address import Address, DiskFile, PointRecord
 from bough.cache.tree.node import Hold, Node, Point, Reason
 from bough.cache.tree.state import Group, Kind, Page, State, Tier
-from bough.cache.tree.tokens import common_prefix, cut, num_tokens
 from bough.system.processes import without_gc
+from bough.tokens import common_prefix, cut, num_tokens
 
 _NO_USERS: set[Point | Hold] = set()  # of pages of full attention, which never have any
 

@@ -27,7 +27,6 @@ from bough.runner.options import (
     check_chat_options,
     plain_options,
 )
-from bough.runtime.cache_handle import CacheHandle
 from bough.system.folders import write_private
 from bough.types import Chunk, Completion, Message, Prompt
 
@@ -41,6 +40,10 @@ _FORMAT = "bough chat 1"
 _PREFIX_OPTIONS = ("salt", "tools", "template_kwargs")
 
 
+class KeptPrefixes(Protocol):
+    def keep(self, prompt: Prompt, kept: bool = True, *, salt: str = "", **template: Any) -> object: ...
+
+
 class ChatModel(Protocol):
     @property
     def name(self) -> str: ...
@@ -50,7 +53,7 @@ class ChatModel(Protocol):
     def astream(self, prompt: Prompt, /, **options: Unpack[RequestOptions]) -> AsyncPieces: ...
     def warm(self, prompt: Prompt, /, **options: Unpack[PromptOptions]) -> Completion: ...
     @property
-    def cache(self) -> CacheHandle: ...
+    def cache(self) -> KeptPrefixes: ...
 
 
 class Chat:

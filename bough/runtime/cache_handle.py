@@ -60,8 +60,9 @@ class CacheHandle:
 
     def explain(self, prompt: Prompt, *, salt: str = "", **template: Any) -> Explanation:
         """How much of a prompt would be reused, and why no more."""
-        packed = encode_ask(read_prompt(prompt, **_flat(template)), self._facts).tokens.key
-        return self.look_up(packed, salt).explain(packed, self._decode)
+        encoded = encode_ask(read_prompt(prompt, **_flat(template)), self._facts)
+        packed = encoded.tokens.key
+        return self.look_up(packed, salt).explain(packed, self._decode, encoded.boundaries)
 
     def look_up(self, prompt: bytes, salt: str) -> Lookup:
         return self._call(lambda: look_up(self._cache, prompt, salt))

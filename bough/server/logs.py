@@ -1,26 +1,33 @@
 """A line for each request, and the trace that it belongs to.
 
 This is the outermost middleware. It counts every request, writes a line for it, and adds a request id and the trace of the
-W3C (`traceparent`) to its answer. A line never has prompts, answers, keys or query strings.
+W3C (`traceparent`) to its answer. A line never has prompts, answers, keys or query strings; only the reason of an error may
+quote the beginning of a wrong value.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import secrets
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bough.server.http.errors import CLIENT_CLOSED_REQUEST
+from bough.server.http.errors import CLIENT_CLOSED_REQUEST, ErrorSlot, current_error
 from bough.server.http.json_routes import api_of
 from bough.server.http.security import OPEN_PATHS, PAGE_PATH
 from bough.server.serving.loaded.progress import RecordSlot, RequestRecord, current_slot
@@ -28,7 +35,9 @@ from bough.server.serving.metrics import Metrics
 
 log = logging.getLogger("bough.requests")
 
+LOG_FILE_BYTES, NUM_OLD_FILES = 5 * 10**6, 2
 _PATH_BYTES = 500
+_REASON_CHARACTERS = 300
 _RED, _YELLOW, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
 _PROBED_PATHS = OPEN_PATHS | {"/metrics"}
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})(-.*)?")
@@ -46,6 +55,7 @@ class RequestTrace:
     status: int = CLIENT_CLOSED_REQUEST  # until an answer begins
     is_whole: bool = False
     slot: RecordSlot = field(default_factory=RecordSlot)
+    error: ErrorSlot = field(default_factory=ErrorSlot)
     started: float = field(default_factory=time.perf_counter)
 
 
@@ -81,7 +91,7 @@ class LogsMiddleware:
         trace = read_trace(Headers(scope=scope))
         trace.slot.request_id = trace.request_id
         scope.setdefault("state", {})["trace"] = trace
-        tokens = current_trace.set(trace), current_slot.set(trace.slot)
+        tokens = current_trace.set(trace), current_slot.set(trace.slot), current_error.set(trace.error)
         self._metrics.http_began()
         try:
             await self._app(scope, receive, _add_trace(send, trace))
@@ -91,6 +101,7 @@ class LogsMiddleware:
         finally:
             current_trace.reset(tokens[0])
             current_slot.reset(tokens[1])
+            current_error.reset(tokens[2])
             self._finish(scope, trace)
         return None
 
@@ -137,6 +148,7 @@ def _describe(scope: Scope, trace: RequestTrace, total_s: float) -> dict[str, An
         "trace_id": trace.trace_id,
         "request_id": trace.request_id,
         "note": "" if trace.is_whole else "the client hung up",
+        "reason": trace.error.text[:_REASON_CHARACTERS],
     }
     return {name: value for name, value in fields.items() if value != ""}
 
@@ -153,13 +165,17 @@ def _describe_record(record: RequestRecord) -> dict[str, Any]:
     counts = {"texts": record.num_texts, "disk_bytes": record.disk_bytes, "store_bytes": record.store_bytes}
     counts["recomputed_tokens"] = record.recomputed_tokens
     fields |= {name: number for name, number in counts.items() if number}
+    if record.left_out.num_messages:
+        fields["messages_left_out"] = record.left_out.num_messages
+    if record.left_out.is_text_cut:
+        fields["text_cut"] = True
     if not record.num_texts:
         fields |= {"queue_s": round(record.queue_s, 4), "first_token_s": round(record.first_token_s, 4)}
     return fields
 
 
 def _to_line(fields: dict[str, Any]) -> str:
-    """The fields as a short line for people: method, path, status, duration and tokens; JSON has them all."""
+    """The fields as a short line for people: method, path, status, duration, tokens, notes; JSON has them all."""
     total_s = fields["total_s"]
     duration = f"{1000 * total_s:.0f}ms" if total_s < 1 else f"{total_s:.1f}s"
     parts = [fields["method"], fields["path"], str(fields["status"]), duration]
@@ -170,7 +186,12 @@ def _to_line(fields: dict[str, Any]) -> str:
         parts.append(f"{tokens}, {fields['cached_tokens']} cached")
     if fields["status"] >= 500:
         parts.append(fields["request_id"])
-    text = " ".join(parts) + "".join(f" ({fields[name]})" for name in ("key", "note") if name in fields)
+    notes = [f"{fields['messages_left_out']} messages left out"] if "messages_left_out" in fields else []
+    notes += ["text cut"] if "text_cut" in fields else []
+    notes += [fields[name] for name in ("key", "note") if name in fields]
+    text = " ".join(parts) + "".join(f" ({note})" for note in notes)
+    if "reason" in fields:
+        text += f": {fields['reason']}"
     return text if text.isprintable() else ascii(text)[1:-1]
 
 
@@ -222,3 +243,33 @@ def set_up_logs(*, as_json: bool, is_terminal: bool = False, has_colours: bool =
     logger.handlers = [handler]
     logger.setLevel(logging.INFO)
     logger.propagate = False
+
+
+@contextmanager
+def writing_log_file(file: Path, *, as_json: bool) -> Iterator[None]:
+    """Write what Bough logs to a file, too, which its owner alone can read. A thread writes, in case the disk hangs.
+
+    A full file becomes `FILE.1`, and so on; the oldest is deleted. Raises OSError if the file cannot be written.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    output = _PrivateFile(file, maxBytes=LOG_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8")
+    output.setFormatter(JsonFormatter() if as_json else LineFormatter(is_terminal=False, has_colours=False))
+    records: SimpleQueue[logging.LogRecord] = SimpleQueue()
+    listener, handler, logger = QueueListener(records, output), QueueHandler(records), logging.getLogger("bough")
+    logger.addHandler(handler)
+    listener.start()
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        listener.stop()  # writes what is left
+        output.close()
+
+
+class _PrivateFile(RotatingFileHandler):
+    def _open(self) -> Any:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=_open_private)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

@@ -1,9 +1,9 @@
 """An hour of mixed use in a few minutes, and pictures of the page after it: `python -m tests.browser.hour FOLDER`.
 
-Three programs and a person use one server with the default model: an agent with tools over Anthropic's API, a script that
-asks about a long document over OpenAI's, one that classifies short texts over Ollama's, and chats on the page, long and
+Three programs and a person use one server with the default model: an agent with tools over Ollama's API, a script that
+asks about a long document over OpenAI's, one that classifies short texts over Anthropic's, and chats on the page, long and
 short, with forks, retries and an edit. What the model answers is of no interest here, so answers are short. The tree then
-has some 90 nodes, and one edge of 6,000 tokens.
+has some 70 nodes, and one edge of 8,000 tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.browser.page_driver import Chat, wait_for_end
 from tests.server.servers import running
 
 REQUEST_S = 300
-NUM_COLOURS = 128
+NUM_COLOURS = 256
 ANSWER_TOKENS = 14
 DOCUMENT_WORDS = 7_200
 SENTENCE = "the river carries sand past old willows and slow boats toward a harbour where gulls wait for bread"
@@ -58,6 +58,8 @@ RESULTS = (
     "1 failed, 11 passed",
     "nothing to change",
 )
+TOOLS = ("list_files", "read_file", "run_tests")
+OPTIONS = {"model": "smollm2", "stream": False, "options": {"num_predict": ANSWER_TOKENS}}
 QUESTIONS = (
     "I plan a garden of 40 square metres. Which trees stay small?",
     "Which of them can stand in the shade?",
@@ -83,17 +85,15 @@ class Programs:
         self._http = httpx.Client(base_url=url, timeout=REQUEST_S)
 
     def run_agent(self) -> None:
-        """Three sessions of a coding agent: the same long instructions, another task, then results of its tools."""
+        """Sessions of a coding agent: the same instructions, another task, then results of its tools, one of them twice."""
         rules = " ".join(f"Rule {number}: {' '.join(WORDS[number % 9 :])}." for number in range(60))
-        system = f"You are a coding agent. You read and change files with tools. {rules}"
+        system = {"role": "system", "content": f"You are a coding agent. You read and change files with tools. {rules}"}
         for task, result in zip(TASKS, RESULTS, strict=True):
-            messages: list[dict[str, Any]] = [{"role": "user", "content": task}]
-            for turn in range(3):
-                body = {"model": "smollm2", "max_tokens": ANSWER_TOKENS, "system": system, "messages": messages}
-                answer = self._post("/v1/messages", body)["content"]
-                said = "".join(each.get("text", "") for each in answer) or "I look."
-                again = f"Result of read_file:\n{result} ({turn})"
-                messages += [{"role": "assistant", "content": said}, {"role": "user", "content": again}]
+            messages = [system, {"role": "user", "content": task}]
+            for name in TOOLS:
+                answer = self._post("/api/chat", OPTIONS | {"messages": messages})["message"]
+                messages += [answer, {"role": "tool", "tool_name": name, "content": f"{name}: {result}"}]
+            self._post("/api/chat", OPTIONS | {"messages": [*messages[:-1], messages[-1] | {"content": "It failed."}]})
 
     def ask_about_document(self) -> None:
         """One document that nearly fills the context, and two questions about it."""
@@ -107,11 +107,10 @@ class Programs:
             self._post("/v1/chat/completions", body)
 
     def classify(self) -> None:
-        schema = {"type": "object", "properties": {"mood": {"enum": ["good", "bad", "none"]}}, "required": ["mood"]}
         system = "You classify reviews of a travel agency. Say whether the mood is good, bad or none."
         for review in REVIEWS:
-            messages = [{"role": "system", "content": system}, {"role": "user", "content": review}]
-            self._post("/api/chat", {"model": "smollm2", "messages": messages, "format": schema, "stream": False})
+            body = {"model": "smollm2", "max_tokens": 5, "system": system}
+            self._post("/v1/messages", body | {"messages": [{"role": "user", "content": review}]})
 
     def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         response = self._http.post(path, json=body)
@@ -126,10 +125,14 @@ def chat_on_page(page: Page) -> None:
     for question in SHORT_CHATS:
         page.keyboard.press("Control+k")
         chat.set_limit(ANSWER_TOKENS)
+        chat.set("Temperature", "1")  # so that answers to one question differ
         chat.ask(question)
+        chat.answers.last.get_by_role("button", name="Answer again, beside this one").click()
+        expect(chat.answers.last).to_contain_text("2/2")
+        wait_for_end(chat.answers.last)
     page.keyboard.press("Control+k")
     chat.set_limit(24)
-    chat.set("Temperature", "1")  # so that forks differ
+    chat.set("Temperature", "1")
     chat.write_system("You are a gardener. You answer in one short sentence.")
     for question in QUESTIONS:
         chat.ask(question)
@@ -171,7 +174,7 @@ def take_pictures(page: Page, folder: Path) -> None:
 def take_picture(page: Page, file: Path) -> None:
     page.wait_for_timeout(600)  # until nothing moves
     image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    image.quantize(NUM_COLOURS, dither=Image.Dither.NONE).save(file, optimize=True)
+    image.quantize(NUM_COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(file, optimize=True)
 
 
 def main(folder: Path) -> None:

@@ -24,7 +24,6 @@ from anyio.to_thread import run_sync
 
 import bough
 from bough.cache.session import Session
-from bough.cache.tree.tokens import pack
 from bough.cache.tree.trie import Trie
 from bough.generate.generation import Generation
 from bough.generate.request import Request
@@ -34,7 +33,7 @@ from bough.prompting.ask import Ask
 from bough.scheduling.job import Job
 from bough.scheduling.worker import Worker
 from bough.server.serving.loaded import start_model
-from bough.tokens import Tokens
+from bough.tokens import Tokens, pack
 from tests.server.in_process import serving
 from tests.waiting import BOUND_S
 

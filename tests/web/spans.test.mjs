@@ -24,13 +24,13 @@ test("an edge has a span for each message, and what an earlier edge has begun go
   ];
   const edge = node(1, null, 10, 50, { messages });
 
-  assert.deepEqual(told(spansOf([edge], "user")), [
+  assert.deepEqual(told(spansOf([edge], "user", 5)), [
     [10, 20, "user", "rest of a question"],
     [20, 50, "assistant", "An answer."],
   ]);
   assert.equal(lastRole([edge], "user"), "assistant");
   const bare = node(2, 1, 0, 9, { text: " so it is.<|im_end|>\n" });
-  assert.deepEqual(told(spansOf([bare], "assistant")), [[0, 9, "assistant", " so it is."]]);
+  assert.deepEqual(told(spansOf([bare], "assistant", 5)), [[0, 9, "assistant", " so it is."]]);
 });
 
 test("marks of messages, of under four tokens, belong to the span beside them", () => {
@@ -40,7 +40,9 @@ test("marks of messages, of under four tokens, belong to the span beside them", 
     [20, "assistant", ""],
   ];
 
-  assert.deepEqual(told(spansOf([node(1, null, 0, 23, { messages })], "assistant")), [[0, 23, "user", "A question"]]);
+  assert.deepEqual(told(spansOf([node(1, null, 0, 23, { messages })], "assistant", 5)), [
+    [0, 23, "user", "A question"],
+  ]);
 });
 
 test("a label says who speaks, and of what goes on with an earlier edge only the words", () => {
@@ -54,6 +56,7 @@ test("a label says who speaks, and of what goes on with an earlier edge only the
       }),
     ],
     "user",
+    5,
   );
 
   assert.deepEqual(
@@ -66,12 +69,12 @@ test("a role that was cut from its mark is read where the text goes on", () => {
   const head = node(1, null, 0, 3, { messages: [[0, "", ""]] });
   const tail = node(2, 1, 3, 30, { messages: [[3, null, "user\nWhich trees?"]] });
 
-  assert.deepEqual(told(spansOf([head, tail], "")), [[0, 30, "user", "Which trees?"]]);
+  assert.deepEqual(told(spansOf([head, tail], "", 5)), [[0, 30, "user", "Which trees?"]]);
 });
 
 test("of an edge with many messages the first and the last are drawn, and a gap with its tokens", () => {
   const messages = Array.from({ length: 12 }, (_, at) => [10 * at, at % 2 ? "assistant" : "user", `said ${at}`]);
-  const spans = spansOf([node(1, null, 0, 120, { messages })], "");
+  const spans = spansOf([node(1, null, 0, 120, { messages })], "", 5);
 
   assert.deepEqual(
     spans.map(({ start, end, isGap }) => [start, end, isGap]),

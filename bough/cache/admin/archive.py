@@ -34,8 +34,8 @@ from bough.cache.disk.ledger import Snapshot
 from bough.cache.graft import NO_STEP, ImportedTree, Step
 from bough.cache.steps import RunSteps, Steps, run_at_once
 from bough.cache.tree.address import POINT, Address, DiskFile, PointRecord
-from bough.cache.tree.tokens import num_tokens
 from bough.errors import RequestError, Unavailable
+from bough.tokens import num_tokens
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from bough.cache.disk.keys import PageKeys
 from bough.cache.graft import NO_STEP, Step
 from bough.cache.tree.address import Address
 from bough.cache.tree.state import Buffer
-from bough.cache.tree.tokens import num_tokens
+from bough.tokens import num_tokens
 
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 2**26

@@ -29,7 +29,7 @@ from bough.cache.disk.reader import DiskReader, Read
 from bough.cache.disk.writer import NoWriter, Writer
 from bough.cache.tree.address import Address, DiskFile, PointRecord
 from bough.cache.tree.state import Buffer, Group
-from bough.cache.tree.tokens import TOKEN_BYTES
+from bough.tokens import TOKEN_BYTES
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from bough.cache.disk.keys import HASH_BYTES, PageKeys
 from bough.cache.tree.address import POINT, Address, DiskFile, PointRecord
 from bough.cache.tree.node import Reason
 from bough.cache.tree.state import Group, Kind
-from bough.cache.tree.tokens import TOKEN_BYTES
+from bough.tokens import TOKEN_BYTES
 
 POINT_REASONS = frozenset(map(int, Reason))
 

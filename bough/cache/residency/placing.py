@@ -21,9 +21,9 @@ from bough.cache.store import Section
 from bough.cache.store.format import ListedPoint, Object
 from bough.cache.tree.node import Hold, Node, Reason
 from bough.cache.tree.state import Group, Page, State, Tier, page_ranges
-from bough.cache.tree.tokens import cut
 from bough.cache.tree.trie import Match
 from bough.errors import EngineError
+from bough.tokens import cut
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from bough.cache.disk.errors import DAMAGED, FOREIGN, TRUNCATED, DiskMiss
 from bough.cache.disk.keys import HASH_BYTES, PageKeys
 from bough.cache.tree.address import POINT, Address
 from bough.cache.tree.state import Buffer, Group, Kind
-from bough.cache.tree.tokens import cut, num_tokens
+from bough.tokens import cut, num_tokens
 
 PREFIX = "bough-state/"
 LEASE = f"{PREFIX}lease"

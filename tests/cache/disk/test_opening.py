@@ -22,7 +22,7 @@ from bough.cache.admin.trees import verify_tree
 from bough.cache.disk import DiskBusy, DiskError, page_files
 from bough.cache.disk.folder import FolderLock
 from bough.cache.disk.index import INDEX
-from bough.cache.tree.tokens import unpack
+from bough.tokens import unpack
 from tests.cache.disk.shelf import Shelf, address_of, content_of, get, put, put_path, save
 
 HOLD_LOCK = """

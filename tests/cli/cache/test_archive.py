@@ -7,7 +7,7 @@ import os
 
 from bough.cache.admin.trees import list_trees
 from bough.cache.tree.address import Address
-from bough.cache.tree.tokens import pack
+from bough.tokens import pack
 from tests.cli.cache.conftest import PRINT_1, PRINT_2, contents, only_tree, open_disk, put
 
 

@@ -13,7 +13,6 @@ import pytest
 from fastapi import HTTPException
 
 from bough.cache.admin.view import Lookup
-from bough.cache.tree.tokens import num_tokens
 from bough.config import Settings
 from bough.errors import PromptTooLong
 from bough.models.encoder import PromptLimit
@@ -23,7 +22,7 @@ from bough.server.apis.bough import cache as cache_api
 from bough.server.apis.bough.cache import PrefixBody
 from bough.server.serving.loaded.model import LARGE_CHARS, PromptThreads
 from bough.server.serving.service import Service
-from bough.tokens import Tokens
+from bough.tokens import Tokens, num_tokens
 from tests.waiting import BOUND_S, wait_until
 
 

@@ -53,7 +53,7 @@ class MessageFinder:
             return []
         if len(starts) > 2 * MOST_AT_EACH_END:
             starts = [*starts[:MOST_AT_EACH_END], *starts[-MOST_AT_EACH_END:]]
-        begun = [] if starts[0] == 0 else [(0, None, self._read_words(ids)[:_WORDS_CHARACTERS])]
+        begun = [] if starts[0] == 0 else [(0, None, _shorten(self._read_words(ids)))]
         return [*begun, *(self._read(ids, start) for start in starts)]
 
     def _read_words(self, ids: NDArray[np.int32]) -> str:
@@ -71,7 +71,11 @@ class MessageFinder:
         role = _ROLES.get(name, "")
         if role == "user" and text.startswith("<tool_response>"):
             role = "tool"  # some templates write results as the user's
-        return start, role, text[:_WORDS_CHARACTERS].strip()
+        return start, role, _shorten(text.strip())
+
+
+def _shorten(text: str) -> str:
+    return f"{text[: _WORDS_CHARACTERS - 1]}…" if len(text) > _WORDS_CHARACTERS else text
 
 
 def _name_of(token: str) -> str:

@@ -11,7 +11,7 @@ import { mainTier } from "./tiers.js";
 
 /** `conversations`: [{id, title, ends: [{messageId, isActive, requestId, node, root, model, offset}]}]. */
 export function LivePane({ live, model, conversations = [], currentId = null, onOpen }) {
-  const [version, changed] = useReducer((count) => count + 1, 0);
+  const [, changed] = useReducer((count) => count + 1, 0);
   useEffect(() => live.subscribe(changed), [live]);
   const [wantedModel, setWantedModel] = useState(null);
   const [wantedRoot, setWantedRoot] = useState(null);
@@ -41,7 +41,7 @@ export function LivePane({ live, model, conversations = [], currentId = null, on
     <${Connection} live=${live} />
     ${
       root
-        ? html`<${TreeView} key=${`${name} ${root.name}`} live=${live} version=${version} conversations=${conversations}
+        ? html`<${TreeView} key=${`${name} ${root.name}`} live=${live} conversations=${conversations}
           tree=${{ model: name, root, resets: mirror.resets }} currentId=${currentId} onOpen=${onOpen} />`
         : html`<${Empty} live=${live} name=${name} mirror=${mirror} />
             <${RunningRequests} live=${live} model=${name} />`
@@ -98,7 +98,7 @@ const READING =
   "Read it from the top: each box is a message that is computed and kept, drawn once for all chats that begin with it, and where chats part they stand side by side.";
 
 /** The icicle with its legend, and the details of the chosen node. */
-function TreeView({ live, tree, version, conversations, currentId, onOpen }) {
+function TreeView({ live, tree, conversations, currentId, onOpen }) {
   const [chosenKey, setChosenKey] = useState(null);
   const [asks, setAsks] = useState(null);
   const [problem, setProblem] = useState(null);
@@ -124,7 +124,7 @@ function TreeView({ live, tree, version, conversations, currentId, onOpen }) {
     );
   return html`<div class="live-tree" ref=${box}>
     <p class="hint">${READING}</p>
-    <${Icicle} live=${live} tree=${tree} version=${version} chosenKey=${chosenKey}
+    <${Icicle} live=${live} tree=${tree} chosenKey=${chosenKey}
       current=${keysThrough(ends, where)} active=${keysThrough(ends.filter((each) => each.isActive), where)}
       onChoose=${choose} onKeep=${keep} onEvict=${(each) => choose(each, "evict")} />
     <${Legend} tiers=${tiers} />

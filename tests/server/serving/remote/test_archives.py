@@ -11,7 +11,6 @@ import pytest
 from bough.cache.admin.archive_format import read_manifest
 from bough.cache.disk import DiskError
 from bough.cache.tree.address import Address
-from bough.cache.tree.tokens import pack
 from bough.config import Settings
 from bough.errors import RequestError, Unavailable
 from bough.prompting.ask import Ask
@@ -23,6 +22,7 @@ from bough.server.serving.remote.held_pages import digest_prompt, make_keys
 from bough.server.serving.remote.leases import LEASE_S
 from bough.server.serving.remote.replicas import Operation
 from bough.server.serving.service import Service
+from bough.tokens import pack
 from bough.types import SamplingParams
 from tests.gates import Gate, Notes, pass_time
 from tests.server.serving.remote.local_replicas import SECRET, LocalReplicas

@@ -33,7 +33,7 @@ const KEYS = {
  * The canvas with its bar. `tree` is {model, root: RootMirror, resets}; `current` has the keys of the nodes on the branches
  * of the current conversation, and `active` those of the branch that the chat shows.
  */
-export function Icicle({ live, tree, version, chosenKey, current, active, onChoose, onKeep, onEvict }) {
+export function Icicle({ live, tree, chosenKey, current, active, onChoose, onKeep, onEvict }) {
   const canvas = useRef(null);
   const stage = useRef(null);
   const ended = useRef(new EndTimes());

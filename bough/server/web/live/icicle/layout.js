@@ -14,6 +14,8 @@ import { TINY_TOKENS, lastRole, spansOf } from "./spans.js";
 export const LONG_TOKENS = 1024; // a longer span is as high as this, and has a mark
 const LEAST_HEIGHT = 3;
 const GAP_HEIGHT = 3;
+const MOST_SPANS = 5;
+const MOST_SPANS_SHOWN = 9; // there is more room if not everything is drawn
 const MOST_JOINED = 16; // tokens of tiny edges that are drawn as one
 const MOST_BRANCHES = 2; // beside what is shown, at each fork
 const COLUMNS = { active: 6, shown: 2, beside: 1.5, rest: 1 };
@@ -28,12 +30,12 @@ function heightOf({ start, end, isGap }) {
 const known = new WeakMap(); // node → what was made of it; records of nodes do not change
 
 /** The spans of a node with their heights, tiny edges before it included, and the role with which they end. */
-function readSpans(node, joined, before) {
-  const name = `${before} ${joined.map((each) => each.node)}`;
+function readSpans(node, joined, before, most) {
+  const name = `${before} ${most} ${joined.map((each) => each.node)}`;
   const found = known.get(node);
   if (found?.name === name) return found;
   const nodes = [...joined, node];
-  const spans = spansOf(nodes, before).map((span) => ({ ...span, height: heightOf(span) }));
+  const spans = spansOf(nodes, before, most).map((span) => ({ ...span, height: heightOf(span) }));
   spans[0].start = nodes[0].start;
   const made = { name, spans, role: lastRole(nodes, before) };
   known.set(node, made);
@@ -162,14 +164,15 @@ class Placing {
   }
 
   _placeBranch({ node, joined }, parent, role, grow) {
-    const { spans, role: last } = readSpans(node, joined, role);
+    const isShown = this._shown?.has(node.node);
+    const { spans, role: last } = readSpans(node, joined, role, isShown ? MOST_SPANS_SHOWN : MOST_SPANS);
     const start = joined[0]?.start ?? node.start;
     const own = 1 + this._countNew(joined);
     const ghosts = this._ghosts.get(node.node) ?? NONE;
     const inside = ghosts.filter(({ offset }) => offset > node.start && offset < node.end);
     const box = this._placeParts(node, spans, start, own, inside, parent);
     box.joined = joined;
-    if (!this._shown || this._shown.has(node.node)) return grow(node.node, box, last);
+    if (isShown ?? true) return grow(node.node, box, last);
     box.isBeside = true;
     box.hidden = this._root.countBelow(node.node).nodes - 1;
     box.count += box.hidden;

@@ -7,18 +7,16 @@
 
 export const TINY_TOKENS = 4; // a shorter span is joined with the one beside it
 const MARK_TOKENS = 12; // a span without words may have so many: it is the mark of a message
-const MOST_SPANS = 5;
 const KEPT_FIRST = 2;
-const KEPT_LAST = 2;
 
 const SPECIAL = /<\|\w+\|>\s*/g;
 const ROLE_WORD = /^(system|user|assistant|tool)\b\s*/;
 
-/** The spans of an edge, or of several that follow each other. `before`: the role of the text before them. */
-export function spansOf(nodes, before) {
+/** The spans of an edge, or of several that follow each other: at most so many. `before`: the role of the text before them. */
+export function spansOf(nodes, before, most) {
   const spans = joinTiny(readMessages(nodes, before));
-  if (spans.length <= MOST_SPANS) return spans;
-  const [first, last] = [spans.slice(0, KEPT_FIRST), spans.slice(-KEPT_LAST)];
+  if (spans.length <= most) return spans;
+  const [first, last] = [spans.slice(0, KEPT_FIRST), spans.slice(KEPT_FIRST + 1 - most)];
   return [
     ...first,
     { start: first.at(-1).end, end: last[0].start, role: "", text: "", isGap: true, isContinued: false },
