@@ -12,7 +12,7 @@ import pytest
 
 from bough.cli.logs import log_name
 from bough.server import logs
-from bough.server.logs import set_up_logs, writing_log_file
+from bough.server.log_format import set_up_logs, writing_log_file
 
 log = logging.getLogger("bough.test")
 

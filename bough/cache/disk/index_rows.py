@@ -130,6 +130,12 @@ def _read_points(connection: sqlite3.Connection, keys: PageKeys, now: float, con
             content.points[name] = record
 
 
+def find_problem(address: Address, nbytes: int, page_tokens: int) -> str:
+    """The first problem of a file's address and size, which may come from anywhere; "" if there is none."""
+    problem = _find_problem(address.root, address.before, address.tokens, address.start, address.end)
+    return problem or _find_file_problem(address, nbytes, page_tokens)
+
+
 def _find_problem(root: Any, before: Any, tokens: Any, start: Any, end: Any) -> str:
     """The first problem in the columns that files and points share; "" if there is none."""
     for name, value in (("root", root), ("before", before)):
