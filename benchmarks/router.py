@@ -19,12 +19,12 @@ import typer
 
 from bough.cache.disk.keys import HASH_BYTES, SECRET_BYTES, PageKeys
 from bough.cache.tree.state import PAGE_TOKENS, Tier
-from bough.cache.tree.tokens import pack
 from bough.cli.bench import BenchReport, Json
 from bough.routing.index import PageIndex
 from bough.routing.page_reports import TIERS, Outbox, PageMessage, PageNote, unpack_message
 from bough.routing.rates import ReplicaRates
 from bough.routing.router import Router, RoutingRequest
+from bough.tokens import pack
 
 CHAT_PAGES = 32
 """A conversation: 8,192 tokens."""

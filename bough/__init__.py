@@ -29,10 +29,13 @@ if TYPE_CHECKING:
         ChatOptions,
         EmbedOptions,
         LoadOptions,
+        Model,
         RankedDocument,
+        RemoteRunner,
         RequestOptions,
         Runner,
         SamplingOptions,
+        connect,
         load,
     )
 
@@ -50,10 +53,12 @@ __all__ = [
     "LanesBusy",
     "LoadOptions",
     "Message",
+    "Model",
     "ModelError",
     "ModelNotFound",
     "PromptTooLong",
     "RankedDocument",
+    "RemoteRunner",
     "RequestError",
     "RequestOptions",
     "Runner",
@@ -65,6 +70,7 @@ __all__ = [
     "ToolCall",
     "UnsupportedModel",
     "Usage",
+    "connect",
     "load",
 ]
 
@@ -75,10 +81,13 @@ _OF_RUNNER = (
     "ChatOptions",
     "EmbedOptions",
     "LoadOptions",
+    "Model",
     "RankedDocument",
+    "RemoteRunner",
     "RequestOptions",
     "Runner",
     "SamplingOptions",
+    "connect",
     "load",
 )
 

@@ -1,4 +1,4 @@
-"""The ids of a prompt as one value: packed once, where a tokenizer made them, and sliced from then on.
+"""The ids of a prompt as one value, packed once, where a tokenizer made them, and sliced from then on; and packed keys.
 
 Each place of a prompt has a key and an input, one int32 each. The tree matches, stores and addresses by the key; a lane is
 fed the input. For text both are the id of the token, and so the same bytes; only this module knows that. A key below 0 is
@@ -33,13 +33,13 @@ class Tokens(Sequence[int]):
         """The tokens of text, of ids or of packed ids; those that are packed with their key are returned as they are."""
         if isinstance(ids, Tokens):
             return ids
-        packed = ids if isinstance(ids, bytes) else array("i", ids).tobytes()
+        packed = pack(ids)
         return cls(packed, packed)
 
     @property
     def ids(self) -> list[int]:
         """What a lane is fed. Costs a new list."""
-        return array("i", self.input).tolist()
+        return unpack(self.input)
 
     def __len__(self) -> int:
         return len(self.key) // TOKEN_BYTES
@@ -67,3 +67,38 @@ class Tokens(Sequence[int]):
 
 
 NO_TOKENS = Tokens(b"", b"")
+
+
+def pack(tokens: Iterable[int] | bytes) -> bytes:
+    """Pack ids; packed bytes are returned as they are."""
+    return tokens if isinstance(tokens, bytes) else array("i", tokens).tobytes()
+
+
+def unpack(packed: bytes) -> list[int]:
+    return array("i", packed).tolist()
+
+
+def num_tokens(packed: bytes) -> int:
+    return len(packed) // TOKEN_BYTES
+
+
+def cut(packed: bytes, start: int, end: int | None = None) -> bytes:
+    return packed[start * TOKEN_BYTES : None if end is None else end * TOKEN_BYTES]
+
+
+def common_prefix(edge: bytes, tokens: bytes, start: int = 0) -> int:
+    """How many leading tokens of `edge` are in `tokens` from token `start` on.
+
+    A whole edge, the usual case, costs one comparison; a divergence is found by halving, O(n) bytes compared in all.
+    """
+    at = start * TOKEN_BYTES
+    if tokens.startswith(edge, at):
+        return num_tokens(edge)
+    low, high = 0, min(num_tokens(edge), num_tokens(tokens) - start)  # [0, low) is equal; the answer is at most high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if tokens.startswith(edge[low * TOKEN_BYTES : middle * TOKEN_BYTES], at + low * TOKEN_BYTES):
+            low = middle
+        else:
+            high = middle - 1
+    return low

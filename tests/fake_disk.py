@@ -19,7 +19,7 @@ from bough.cache.disk.page_files import KeepReading
 from bough.cache.disk.reader import DiskReader, Read, ReadProgress
 from bough.cache.tree.address import Address, DiskFile, PointRecord
 from bough.cache.tree.state import Buffer
-from bough.cache.tree.tokens import TOKEN_BYTES
+from bough.tokens import TOKEN_BYTES
 
 
 @dataclass

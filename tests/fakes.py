@@ -14,9 +14,9 @@ from typing import Any
 
 from bough.cache.residency.rates import Rates
 from bough.cache.tree.state import Block, Buffer, Group, GroupSource, Incoming, Kind, Lane, Page, RowSpan, State, Tier
-from bough.cache.tree.tokens import pack, unpack
 from bough.engines.contract import Capabilities, EngineInfo, ScoredRun
 from bough.errors import EngineError
+from bough.tokens import pack, unpack
 from bough.types import Draw, SampledToken
 
 WINDOW = 4

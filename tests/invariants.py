@@ -11,7 +11,7 @@ from bough.cache.residency.memory import memory_bytes
 from bough.cache.session import Session
 from bough.cache.tree.node import Node
 from bough.cache.tree.state import Group, Kind, Tier
-from bough.cache.tree.tokens import unpack
+from bough.tokens import unpack
 from tests.fake_pool import PooledFakeEngine, PooledFakeLane
 from tests.fakes import FakeEngine, FakeLane
 

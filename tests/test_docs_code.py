@@ -139,6 +139,8 @@ def home(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     monkeypatch.delenv("BOUGH_DISK")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("Bees eat nectar.")
+    (tmp_path / "mario").mkdir()
+    (tmp_path / "mario" / "Modelfile").write_text("FROM smollm2\nSYSTEM You are Mario.")
     (tmp_path / "schema.json").write_text('{"type": "object", "properties": {"river": {"type": "string", "maxLength": 8}}}')
     return tmp_path
 

@@ -25,9 +25,9 @@ from bough.cache.residency.memory import Memory, SaltForest, Tiers
 from bough.cache.tree.address import Address, DiskFile
 from bough.cache.tree.forest import Forest
 from bough.cache.tree.state import PAGE_TOKENS, Page
-from bough.cache.tree.tokens import TOKEN_BYTES, pack
 from bough.cache.tree.trie import NoMemory, Trie
 from bough.replay.engine import GROUP, CountingEngine
+from bough.tokens import TOKEN_BYTES, pack
 
 PROMPT_TOKENS = 100_000
 TREE_NODES = 10_000

@@ -18,7 +18,6 @@ from benchmarks.null_engine import NUM_BYTES, VOCAB_SIZE
 from benchmarks.streams.model import write_word_model
 from bough.cache.admin.watch import TreeWatch
 from bough.cache.prefix_cache import PrefixCache
-from bough.cache.tree.tokens import unpack
 from bough.models.tokenizer import load_tokenizer
 from bough.replay.engine import CountingEngine
 from bough.server.serving.events.frames import write_nodes
@@ -26,6 +25,7 @@ from bough.server.serving.events.messages import MessageFinder
 from bough.server.serving.events.reader import EventReader
 from bough.server.serving.model.contract import Look
 from bough.server.serving.model.in_process import look
+from bough.tokens import unpack
 
 NUM_NODES = 10_000
 _EDGE_TOKENS = 48

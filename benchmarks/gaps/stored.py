@@ -16,7 +16,7 @@ from pathlib import Path
 from bough.cache.admin.trees import list_trees
 from bough.cache.disk import Disk, page_files
 from bough.cache.tree.address import Address
-from bough.cache.tree.tokens import TOKEN_BYTES, pack
+from bough.tokens import TOKEN_BYTES, pack
 
 NUM_HEADS = 100
 HEAD_TOKENS = 8

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from bough.bench.workload import words
-from bough.cache.tree.tokens import common_prefix, pack
 from bough.runner import Chat, Runner
+from bough.tokens import common_prefix, pack
 
 _QUESTION_WORDS = 12
 

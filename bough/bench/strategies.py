@@ -16,10 +16,9 @@ from typing import Protocol
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.tree.plan import LiveRows, plan
 from bough.cache.tree.state import PAGE_TOKENS, Group, GroupSource, Kind, Lane, Page, PageStore, State, page_ranges
-from bough.cache.tree.tokens import common_prefix, num_tokens
 from bough.generate.reuse import Reuse
 from bough.runtime import Runtime
-from bough.tokens import Tokens
+from bough.tokens import Tokens, common_prefix, num_tokens
 from bough.types import Loading
 
 MAX_COPIES = 10

@@ -16,9 +16,9 @@ from bough.bench.alone import SingleRequests
 from bough.bench.report import drawing
 from bough.bench.strategies import STRATEGIES, make_strategy
 from bough.bench.workload import ScriptedChat, SwitchSetup, words
-from bough.cache.tree.tokens import pack
 from bough.cache.tree.trie import NoMemory, Trie
 from bough.runtime import Runtime
+from bough.tokens import pack
 from bough.types import Chunk, Completion, Message
 
 OVERHEAD_PROMPTS = 4

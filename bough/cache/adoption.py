@@ -24,8 +24,8 @@ from bough.cache.residency.node_paths import node_at
 from bough.cache.tree.node import Node
 from bough.cache.tree.plan import LiveRows, needed, plan
 from bough.cache.tree.state import Group, GroupSource, Incoming, Item, Kind, Page, Range, State, Tier
-from bough.cache.tree.tokens import common_prefix, cut, num_tokens
 from bough.cache.tree.trie import Match
+from bough.tokens import common_prefix, cut, num_tokens
 from bough.types import Loading
 
 

@@ -19,7 +19,7 @@ from bough.cache.residency.node_paths import missing_rows, node_at
 from bough.cache.residency.room import Room
 from bough.cache.tree.node import Node, Reason
 from bough.cache.tree.state import Group, Item, Lane, Page, Range, State
-from bough.cache.tree.tokens import num_tokens
+from bough.tokens import num_tokens
 from bough.types import Boundary, Mark
 
 POINT_SPACING = 16_384

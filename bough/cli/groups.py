@@ -36,5 +36,5 @@ class CommandApp(typer.Typer):
     def __init__(self, help: str) -> None:
         super().__init__(help=help, cls=PlainGroup, no_args_is_help=True)
 
-    def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:  # type: ignore[override]
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Any], Any]:
         return super().command(name, cls=PlainCommand, **options)

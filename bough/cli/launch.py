@@ -21,7 +21,7 @@ from typing import Annotated, Any
 import typer
 
 from bough.cli import options
-from bough.cli.client import Client, find_client
+from bough.cli.client import Client, find_client, find_url
 from bough.cli.terminal.columns import align
 from bough.cli.terminal.screen import Screen
 from bough.config import Settings, load_settings
@@ -38,13 +38,17 @@ _MODEL_FLAGS = ("--model", "-m")
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The server and model that a tool will use. `key` is empty if there is none; the tool may write into `folder`."""
+    """The server and model that a tool will use. `key` is empty if there is none; the tool may write into `folder`.
+
+    `knows_tools` says whether the model's chat template has a place for tools. If not, Bough writes them at the beginning.
+    """
 
     url: str
     model: str
     context_tokens: int
     key: str
     folder: Path
+    knows_tools: bool
 
 
 @dataclass(frozen=True)
@@ -92,10 +96,13 @@ def _prepare_claude(served: ServedModel) -> ToolCommand:
         **dict.fromkeys((*models, *families), served.model),
         "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(served.context_tokens),
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # it changes with every request, at the very start of the prompt
+        "CLAUDE_CODE_TOTAL_TOKENS_REMINDER": "off",  # a countdown
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
+    if served.knows_tools:  # templates write the tools after the system text, where every changed file would show
+        env["CLAUDE_CODE_DISABLE_GIT_INSTRUCTIONS"] = "1"
     elsewhere = ("ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX", "CLAUDE_CODE_USE_FOUNDRY")
-    return ToolCommand(["claude"], env, elsewhere)
+    return ToolCommand(["claude", "--exclude-dynamic-system-prompt-sections"], env, elsewhere)
 
 
 def _prepare_codex(served: ServedModel) -> ToolCommand:
@@ -138,6 +145,8 @@ def _prepare_openwebui(served: ServedModel) -> ToolCommand:
         "WEBUI_AUTH": "False",
         "DATA_DIR": str(served.folder),
     }
+    if not served.knows_tools:  # its own tools would be thousands of tokens in every chat
+        env["DEFAULT_MODEL_METADATA"] = json.dumps({"capabilities": {"builtin_tools": False}})
     command = ["open-webui", "serve", "--host", "127.0.0.1"]
     return ToolCommand(command, env, folder=served.folder)  # where it makes its secret key
 
@@ -183,7 +192,7 @@ def launch(
     if tool is None:
         raise RequestError(f"{name!r} is no tool that can be launched; there are: {', '.join(TOOLS)}")
     settings = load_settings()
-    with find_client(settings, url) or Client(settings) as client:
+    with find_client(settings, url) or Client(find_url(settings), settings.api_key) as client:
         served = _find_served(client, settings, tool, model)
         for note in _find_problems(client, tool, served, further or []):
             screen.note(note)
@@ -220,7 +229,8 @@ def _find_served(client: Client, settings: Settings, tool: Tool, model: str | No
         raise RequestError(f"{chosen} does not generate text, so {tool.title} cannot use it; there are: {there}")
     context = next(value for key, value in shown["model_info"].items() if key.endswith(".context_length"))
     folder = settings.data_folder / "launch" / tool.name
-    return ServedModel(client.url, chosen.removesuffix(":latest"), int(context), settings.api_key or "", folder)
+    knows_tools, name = "tools" in shown["capabilities"], chosen.removesuffix(":latest")
+    return ServedModel(client.url, name, int(context), settings.api_key or "", folder, knows_tools)
 
 
 def _find_problems(client: Client, tool: Tool, served: ServedModel, further: Sequence[str]) -> Iterator[str]:

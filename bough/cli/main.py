@@ -36,6 +36,7 @@ COMMANDS = {
     "create": ("bough.cli.create:create", "Make a model from one that is here, with a Modelfile."),
     "ps": ("bough.cli.server:ps", "List the models that the server has loaded."),
     "stop": ("bough.cli.server:stop", "Unload models from the server."),
+    "logs": ("bough.cli.logs:logs", "Show the last lines of the server's log."),
     "tree": (
         "bough.cli.tree:tree",
         "Draw the tree: each edge with its text and its tier, what is kept and what is in use.",

@@ -15,7 +15,8 @@ from rich import filesize
 from rich.console import Console
 
 from bough.cli import options
-from bough.cli.client import Client, find_client, local_url
+from bough.cli.client import Client, find_client, find_url, local_url
+from bough.cli.logs import log_name
 from bough.cli.terminal.columns import ahead, align
 from bough.cli.terminal.progress import Bars, Lines
 from bough.cli.terminal.screen import Screen
@@ -50,12 +51,17 @@ def run_server(settings: Settings, screen: Screen) -> None:
         limit_thread_spinning()  # before OpenMP is loaded with torch's library
     from bough.server.app import make_app, make_service
     from bough.server.http.listening import bind, host, is_loopback, url_of
-    from bough.server.logs import set_up_logs
+    from bough.server.log_format import set_up_logs, writing_log_file
 
     notes = screen.notes
     with bind(settings.host, settings.port) as bound, _LoadProgress(notes) as progress, ExitStack() as held:
         is_coloured = notes.is_terminal and not notes.no_color
         set_up_logs(as_json=settings.log_json, is_terminal=notes.is_terminal, has_colours=is_coloured)
+        try:
+            file = settings.logs_folder / log_name(bound.getsockname()[1])
+            held.enter_context(writing_log_file(file, as_json=settings.log_json))
+        except OSError as error:
+            log.warning("there is no log file, and `bough logs` shows nothing of this server: %s", error)
         files = find_model(settings.model, settings, progress, lambda plan: screen.note(f"fetching {plan.describe()}"))
         start = held.enter_context(_replicas(settings, files.name)) if settings.ray else None
         service = make_service(settings, files, progress, start)
@@ -135,7 +141,7 @@ class _LoadProgress:
 def _find_server(url: str | None) -> Client:
     """A client of the server at `url`, of the one that runs here, or else of the one at the settings host and port."""
     settings = load_settings()
-    return find_client(settings, url) or Client(settings)
+    return find_client(settings, url) or Client(find_url(settings), settings.api_key)
 
 
 def ps(as_json: options.AsJson = False, url: options.Url = None) -> None:

@@ -30,7 +30,7 @@ from bough.cli import options
 from bough.cli.backends.known_models import KnownModels
 from bough.cli.cache.trees import is_of
 from bough.cli.client import Client, find_client
-from bough.cli.prompt_args import PromptArgs, read_prompt_args
+from bough.cli.prompt_args import read_prompt_args
 from bough.cli.terminal.columns import describe
 from bough.cli.terminal.screen import Screen, neutralise
 from bough.config import Settings, load_settings
@@ -77,7 +77,7 @@ def tree(
     def draw() -> str:
         if as_json:
             return json.dumps(client.get("/api/cache/tree", model=model, salt=salt), indent=2, ensure_ascii=False)
-        sizes = {"width": str(_width()), "depth": depth and str(depth), "min_tokens": str(min_tokens)}
+        sizes = {"width": str(_width()), "depth": None if depth is None else str(depth), "min_tokens": str(min_tokens)}
         return client.get_text("/api/cache/tree", model=model, salt=salt, format="text", **sizes)
 
     with client:
@@ -140,21 +140,23 @@ def explain(
         raise typer.BadParameter("--system needs the chat template, and --raw does not use it")
     screen, settings = Screen(), load_settings()
     client = find_client(settings, url, is_local=is_local)
-    args = _read_args([word for word in (first, *(rest or ())) if word], model, settings, client)
+    name, text = _read_args([word for word in (first, *(rest or ())) if word], model, settings, client)
     if client is None:
         messages = [{"role": "system", "content": system}] if system else []
-        prompt = args.prompt if raw else [*messages, {"role": "user", "content": args.prompt}]
-        found = _explain_stored(args.model, prompt, settings, screen)
+        prompt = text if raw else [*messages, {"role": "user", "content": text}]
+        found = _explain_stored(name, prompt, settings, screen)
     else:
         with client:
-            found = client.post("/api/cache/explain", model=args.model, prompt=args.prompt, system=system, raw=raw)
+            found = client.post("/api/cache/explain", model=name, prompt=text, system=system, raw=raw)
     if as_json:
         return screen.write_line(json.dumps(found, indent=2, ensure_ascii=False))
     screen.write_lines(_explain_lines(found))
     return None
 
 
-def _read_args(words: Sequence[str], model: str | None, settings: Settings, client: Client | None) -> PromptArgs:
+def _read_args(
+    words: Sequence[str], model: str | None, settings: Settings, client: Client | None
+) -> tuple[str | None, str]:
     """The model and the prompt. The first word may also be the name of a tree on disk, whose model may be gone."""
     args = read_prompt_args(words, model, sys.stdin)
     is_tree = any(is_of(tree, args.model or "") for tree in list_trees(settings.trees_folder))
@@ -163,7 +165,7 @@ def _read_args(words: Sequence[str], model: str | None, settings: Settings, clie
     if not args.prompt:
         hint = f": {args.model!r} is a model; --model NAME makes all words the prompt" if args.is_alone else ""
         raise typer.BadParameter(f"there is no prompt to explain{hint}")
-    return args
+    return args.model, args.prompt
 
 
 def _explain_stored(
@@ -174,8 +176,10 @@ def _explain_stored(
             raise ModelNotFound(f"the files of {stored.tree.model} are not here: without its tokenizer nothing is matched")
         tokenizer = load_tokenizer(stored.files, settings.trust_remote_code)
         prompts = Prompts(tokenizer, vocab_size=0)
-        packed = prompts.encode(prompt).tokens.key
-        return {"model": stored.tree.model, **asdict(look_up(stored.cache, packed, "").explain(packed, prompts.decode))}
+        encoded = prompts.encode(prompt)
+        packed = encoded.tokens.key
+        found = look_up(stored.cache, packed, "").explain(packed, prompts.decode, encoded.boundaries)
+        return {"model": stored.tree.model, **asdict(found)}
 
 
 def _explain_lines(found: dict[str, Any]) -> Iterator[str]:

@@ -266,6 +266,11 @@ class Settings:
         """The folder of the trees on disk, with a folder for each."""
         return self.cache_folder / "trees"
 
+    @property
+    def logs_folder(self) -> Path:
+        """The folder of the servers' log files, one for each port."""
+        return self.cache_folder / "logs"
+
 
 SIZES = tuple(each.name for each in fields(Settings) if each.metadata["unit"] == "size")
 TIMES = tuple(each.name for each in fields(Settings) if each.metadata["unit"] == "time")

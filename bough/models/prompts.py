@@ -18,6 +18,17 @@ _TAG_TOKENS = 8  # the most tokens of the tag and the blanks behind it
 
 
 @dataclass(frozen=True)
+class LeftOut:
+    """What a prompt that was too long lacks: whole messages, and the beginning of a text or of the last message."""
+
+    num_messages: int = 0
+    is_text_cut: bool = False
+
+
+NOTHING_LEFT_OUT = LeftOut()
+
+
+@dataclass(frozen=True)
 class EncodedPrompt:
     """A prompt as tokens, with the boundaries of a chat's messages. `end_ids` end its answer besides the usual ones."""
 
@@ -25,6 +36,7 @@ class EncodedPrompt:
     boundaries: Sequence[Boundary] = ()
     is_chat: bool = False
     end_ids: frozenset[int] = frozenset()
+    left_out: LeftOut = NOTHING_LEFT_OUT
 
 
 class Prompts:

@@ -17,7 +17,7 @@ from bough.generate.request import Request, default_max_tokens
 from bough.models.chat.boundaries import common_length
 from bough.models.chat.messages import prepare_messages
 from bough.models.encoder import UNLIMITED, PromptLimit
-from bough.models.prompts import EncodedPrompt, Prompts
+from bough.models.prompts import EncodedPrompt, LeftOut, Prompts
 from bough.prompting.ask import Ask
 from bough.prompting.forced_calls import schema_of_call
 from bough.prompting.truncation import shorten
@@ -81,18 +81,22 @@ class AnswerFormat:
         )
 
 
-def prepare_request(
-    ask: Ask,
-    model: ModelFacts,
-    *,
-    sorts_tools: bool = False,
-    tenant: str = "",
-    deadline_s: float = math.inf,
-    is_cancelled: Callable[[], bool] = lambda: False,
+def prepare_request(ask: Ask, model: ModelFacts, *, sorts_tools: bool = False) -> Request:
+    """What is to be computed for the first choice of an ask. Raises RequestError and PromptTooLong."""
+    return make_request(ask, model, encode_to_fit(ask, model, sorts_tools=sorts_tools))
+
+
+def encode_to_fit(
+    ask: Ask, model: ModelFacts, *, sorts_tools: bool = False, is_cancelled: Callable[[], bool] = lambda: False
+) -> EncodedPrompt:
+    """The prompt of an ask, which fits the context. Raises RequestError, PromptTooLong and RequestCancelled."""
+    return encode_ask(ask, model, PromptLimit(_context_of(ask, model), is_cancelled), sorts_tools=sorts_tools)
+
+
+def make_request(
+    ask: Ask, model: ModelFacts, prompt: EncodedPrompt, *, tenant: str = "", deadline_s: float = math.inf
 ) -> Request:
-    """What is to be computed for the first choice of an ask. Raises RequestError, PromptTooLong, RequestCancelled."""
-    limit = PromptLimit(_context_of(ask, model), is_cancelled)
-    prompt = encode_ask(ask, model, limit, sorts_tools=sorts_tools)
+    """What is to be computed for the first choice of an ask with this prompt. Raises RequestError and PromptTooLong."""
     params = _bounded(ask, model, len(prompt.tokens))
     if ask.tool_choice.mode == "required":
         params = replace(params, format=schema_of_call(ask.tools, ask.tool_choice.name))
@@ -109,7 +113,7 @@ def prepare_request(
 
 
 def encode_ask(ask: Ask, model: ModelFacts, limit: PromptLimit = UNLIMITED, *, sorts_tools: bool = False) -> EncodedPrompt:
-    """The prompt of an ask. Raises as `prepare_request`. An ask that `truncates` needs a limit."""
+    """The prompt of an ask. Raises as `encode_to_fit`. An ask that `truncates` needs a limit."""
     return _encode(_resolve(ask, model, limit), model, limit, sorts_tools)
 
 
@@ -169,7 +173,9 @@ def _encode(ask: Ask, model: ModelFacts, limit: PromptLimit, sorts_tools: bool) 
         longest = kept_tokens * model.prompts.tokenizer.encoder.token_bytes
         prompt = prompt[-(longest + _RESYNC_CHARS) :]
     encoded = model.prompts.encode(prompt)
-    return EncodedPrompt(encoded.tokens[-kept_tokens:]) if len(encoded.tokens) > kept_tokens else encoded
+    if len(encoded.tokens) <= kept_tokens:
+        return encoded
+    return EncodedPrompt(encoded.tokens[-kept_tokens:], left_out=LeftOut(is_text_cut=True))
 
 
 def _encode_chat(ask: Ask, model: ModelFacts, limit: PromptLimit, sorts_tools: bool) -> EncodedPrompt:
@@ -188,7 +194,9 @@ def _encode_chat(ask: Ask, model: ModelFacts, limit: PromptLimit, sorts_tools: b
             encoded = rendering.encode(ask.messages)
             if len(encoded.tokens) <= most:
                 return encoded
-    return rendering.encode(shorten(ask.messages, most, rendering))
+    kept = shorten(ask.messages, most, rendering)
+    left_out = LeftOut(len(ask.messages) - len(kept), is_text_cut=kept[-1] is not ask.messages[-1])
+    return replace(rendering.encode(kept), left_out=left_out)
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from bough.cache.record import POINT_SPACING
 from bough.cache.residency.policy import Key, Policy
 from bough.cache.session import Session
 from bough.cache.tree.node import Node
-from bough.cache.tree.tokens import common_prefix, cut, num_tokens, pack, unpack
 from bough.replay.engine import PAGE_TOKENS, CountingEngine
 from bough.replay.trace import Trace, TraceRequest
+from bough.tokens import common_prefix, cut, num_tokens, pack, unpack
 from bough.types import Mark
 
 STATE_TOKENS = 1536

@@ -27,7 +27,6 @@ from bough.runner.options import (
     check_chat_options,
     plain_options,
 )
-from bough.runtime.cache_handle import CacheHandle
 from bough.system.folders import write_private
 from bough.types import Chunk, Completion, Message, Prompt
 
@@ -41,6 +40,10 @@ _FORMAT = "bough chat 1"
 _PREFIX_OPTIONS = ("salt", "tools", "template_kwargs")
 
 
+class KeptPrefixes(Protocol):
+    def keep(self, prompt: Prompt, kept: bool = True, *, salt: str = "", **template: Any) -> object: ...
+
+
 class ChatModel(Protocol):
     @property
     def name(self) -> str: ...
@@ -50,7 +53,7 @@ class ChatModel(Protocol):
     def astream(self, prompt: Prompt, /, **options: Unpack[RequestOptions]) -> AsyncPieces: ...
     def warm(self, prompt: Prompt, /, **options: Unpack[PromptOptions]) -> Completion: ...
     @property
-    def cache(self) -> CacheHandle: ...
+    def cache(self) -> KeptPrefixes: ...
 
 
 class Chat:
@@ -241,8 +244,17 @@ class ChatTurn:
     def end(self, completion: Completion) -> Completion:
         """Add the question and its answer to the chat, unless the answer was cancelled."""
         if completion.finish_reason != "cancelled":
-            self._chat._messages = [*self.messages, {"role": "assistant", "content": completion.text}]
+            self._chat._messages = [*self.messages, self._write_answer(completion)]
         return completion
+
+    def _write_answer(self, completion: Completion) -> Message:
+        """The answer as a message. One that had to be a call is nothing but the call, which the template writes its way."""
+        if not completion.tool_calls or self.options.get("tool_choice") in (None, "auto"):
+            return {"role": "assistant", "content": completion.text}
+        functions = [{"name": each.name, "arguments": each.arguments} for each in completion.tool_calls]
+        calls = zip(completion.tool_calls, functions, strict=True)
+        written = [{"id": call.id, "type": "function", "function": function} for call, function in calls]
+        return {"role": "assistant", "content": "", "tool_calls": written}
 
     def close(self) -> None:
         self.is_closed = True

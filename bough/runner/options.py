@@ -106,6 +106,7 @@ class LoadOptions(TypedDict, total=False):
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     weights: Literal["auto", "packed", "float32", "q8_0", "q4_0"]
     activations: Literal["exact", "int8"]
+    kv: Literal["auto", "float32", "float16", "bfloat16", "int8"]
     threads: int
     context: int
     lanes: int

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from bough.cache.prefix_cache import PrefixCache
-from bough.cache.tree.tokens import common_prefix
 from bough.scheduling.job import Job, ReusableTokens
+from bough.tokens import common_prefix
 
 MIN_SHARED_TOKENS = 256  # to compute by the leader, for which a request waits
 MAX_PASSED = 8

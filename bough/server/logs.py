@@ -1,26 +1,24 @@
 """A line for each request, and the trace that it belongs to.
 
 This is the outermost middleware. It counts every request, writes a line for it, and adds a request id and the trace of the
-W3C (`traceparent`) to its answer. A line never has prompts, answers, keys or query strings.
+W3C (`traceparent`) to its answer. A line never has prompts, answers, keys or query strings; only the reason of an error may
+quote the beginning of a wrong value.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import secrets
-import sys
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from bough.server.http.errors import CLIENT_CLOSED_REQUEST
+from bough.server.http.errors import CLIENT_CLOSED_REQUEST, ErrorSlot, current_error
 from bough.server.http.json_routes import api_of
 from bough.server.http.security import OPEN_PATHS, PAGE_PATH
 from bough.server.serving.loaded.progress import RecordSlot, RequestRecord, current_slot
@@ -29,7 +27,7 @@ from bough.server.serving.metrics import Metrics
 log = logging.getLogger("bough.requests")
 
 _PATH_BYTES = 500
-_RED, _YELLOW, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
+_REASON_CHARACTERS = 300
 _PROBED_PATHS = OPEN_PATHS | {"/metrics"}
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})(-.*)?")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
@@ -46,6 +44,7 @@ class RequestTrace:
     status: int = CLIENT_CLOSED_REQUEST  # until an answer begins
     is_whole: bool = False
     slot: RecordSlot = field(default_factory=RecordSlot)
+    error: ErrorSlot = field(default_factory=ErrorSlot)
     started: float = field(default_factory=time.perf_counter)
 
 
@@ -81,7 +80,7 @@ class LogsMiddleware:
         trace = read_trace(Headers(scope=scope))
         trace.slot.request_id = trace.request_id
         scope.setdefault("state", {})["trace"] = trace
-        tokens = current_trace.set(trace), current_slot.set(trace.slot)
+        tokens = current_trace.set(trace), current_slot.set(trace.slot), current_error.set(trace.error)
         self._metrics.http_began()
         try:
             await self._app(scope, receive, _add_trace(send, trace))
@@ -91,6 +90,7 @@ class LogsMiddleware:
         finally:
             current_trace.reset(tokens[0])
             current_slot.reset(tokens[1])
+            current_error.reset(tokens[2])
             self._finish(scope, trace)
         return None
 
@@ -126,17 +126,20 @@ def _describe(scope: Scope, trace: RequestTrace, total_s: float) -> dict[str, An
     """The fields of a request's line. Unknown ones are left out."""
     client = scope.get("client")
     path: bytes = scope.get("raw_path", scope["path"].encode()).partition(b"?")[0]
+    record = trace.slot.record
+    reason = trace.error.text or (record.error if record else None) or ""  # the second ends a stream that has begun
     fields: dict[str, Any] = {
         "method": scope["method"],
         "path": path[:_PATH_BYTES].decode("ascii", "backslashreplace"),
         "status": trace.status,
-        **(_describe_record(trace.slot.record) if trace.slot.record else {}),
+        **(_describe_record(record) if record else {}),
         "total_s": round(total_s, 4),
         "client": client[0] if client else "",
         "key": scope.get("state", {}).get("key_name", ""),
         "trace_id": trace.trace_id,
         "request_id": trace.request_id,
         "note": "" if trace.is_whole else "the client hung up",
+        "reason": reason[:_REASON_CHARACTERS],
     }
     return {name: value for name, value in fields.items() if value != ""}
 
@@ -153,13 +156,17 @@ def _describe_record(record: RequestRecord) -> dict[str, Any]:
     counts = {"texts": record.num_texts, "disk_bytes": record.disk_bytes, "store_bytes": record.store_bytes}
     counts["recomputed_tokens"] = record.recomputed_tokens
     fields |= {name: number for name, number in counts.items() if number}
+    if record.left_out.num_messages:
+        fields["messages_left_out"] = record.left_out.num_messages
+    if record.left_out.is_text_cut:
+        fields["text_cut"] = True
     if not record.num_texts:
         fields |= {"queue_s": round(record.queue_s, 4), "first_token_s": round(record.first_token_s, 4)}
     return fields
 
 
 def _to_line(fields: dict[str, Any]) -> str:
-    """The fields as a short line for people: method, path, status, duration and tokens; JSON has them all."""
+    """The fields as a short line for people: method, path, status, duration, tokens, notes; JSON has them all."""
     total_s = fields["total_s"]
     duration = f"{1000 * total_s:.0f}ms" if total_s < 1 else f"{total_s:.1f}s"
     parts = [fields["method"], fields["path"], str(fields["status"]), duration]
@@ -170,55 +177,10 @@ def _to_line(fields: dict[str, Any]) -> str:
         parts.append(f"{tokens}, {fields['cached_tokens']} cached")
     if fields["status"] >= 500:
         parts.append(fields["request_id"])
-    text = " ".join(parts) + "".join(f" ({fields[name]})" for name in ("key", "note") if name in fields)
+    notes = [f"{fields['messages_left_out']} messages left out"] if "messages_left_out" in fields else []
+    notes += ["text cut"] if "text_cut" in fields else []
+    notes += [fields[name] for name in ("key", "note") if name in fields]
+    text = " ".join(parts) + "".join(f" ({note})" for note in notes)
+    if "reason" in fields:
+        text += f": {fields['reason']}"
     return text if text.isprintable() else ascii(text)[1:-1]
-
-
-class LineFormatter(logging.Formatter):
-    """Each record as a line for people: time (on a terminal without the date), level of warnings and errors, text."""
-
-    def __init__(self, *, is_terminal: bool, has_colours: bool) -> None:
-        super().__init__(datefmt="%H:%M:%S" if is_terminal else "%Y-%m-%d %H:%M:%S")
-        self._has_colours = has_colours
-
-    def format(self, record: logging.LogRecord) -> str:
-        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        text = f"{level}{record.getMessage()}"
-        if record.exc_info:
-            text = f"{text}\n{self.formatException(record.exc_info)}"
-        status, colour = getattr(record, "fields", {}).get("status", 0), ""
-        if self._has_colours and (record.levelno >= logging.WARNING or status >= 400):
-            colour = _RED if record.levelno >= logging.ERROR or status >= 500 else _YELLOW
-        return f"{self.formatTime(record, self.datefmt)} {colour}{text}{_PLAIN if colour else ''}"
-
-
-class _StandardError(logging.StreamHandler[Any]):
-    """Writes to the present standard error, which a progress bar replaces while it is drawn."""
-
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> Any:
-        return sys.stderr
-
-
-class JsonFormatter(logging.Formatter):
-    """Each record as a JSON object on a line of its own."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields = getattr(record, "fields", None) or {"message": record.getMessage()}
-        if record.exc_info:
-            fields = fields | {"error": self.formatException(record.exc_info)}
-        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        return json.dumps({"time": at, "level": record.levelname.lower(), "logger": record.name, **fields})
-
-
-def set_up_logs(*, as_json: bool, is_terminal: bool = False, has_colours: bool = False) -> None:
-    """Send what Bough logs to the standard error, as lines for people or as JSON. For a process that is a server."""
-    handler = _StandardError()
-    handler.setFormatter(JsonFormatter() if as_json else LineFormatter(is_terminal=is_terminal, has_colours=has_colours))
-    logger = logging.getLogger("bough")
-    logger.handlers = [handler]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False

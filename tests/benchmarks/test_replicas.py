@@ -10,10 +10,10 @@ import pytest
 from benchmarks.replicas.replica import digest_of
 from benchmarks.replicas.routes import LongestPrefix, PowerOfTwo, RoundRobin, SoonestRoute
 from benchmarks.replicas.simulation import BOUND, ROUTES, Cluster, ClusterResult, ClusterSetup, replay_cluster
-from bough.cache.tree.tokens import unpack
 from bough.replay.replay import replay
 from bough.replay.trace import Trace, TraceRequest
 from bough.routing.index import key_of
+from bough.tokens import unpack
 
 BLOCK = 512
 

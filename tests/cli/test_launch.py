@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from tests.server.in_process import make_words_folder, serving
 from tests.server.servers import Address
 
 EXIT_CODE = 7
-SERVED = ServedModel("http://box:1", "qwen3:4b", 32_768, "", Path("/folder"))
-WITH_KEY = ServedModel("http://box:1", "qwen3:4b", 32_768, "a key", Path("/folder"))
+SERVED = ServedModel("http://box:1", "qwen3:4b", 32_768, "", Path("/folder"), knows_tools=True)
+WITH_KEY = replace(SERVED, key="a key")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +62,7 @@ def test_a_tool_takes_the_place_of_the_command_and_asks_the_server_for_its_model
         [sys.executable, "-m", "bough", "launch", "claude", "--url", served.url, "--", "-p", "it's me", "--model", "opus"]
     )
 
-    assert args == ["-p", "it's me", "--model", "opus"]
+    assert args == ["--exclude-dynamic-system-prompt-sections", "-p", "it's me", "--model", "opus"]
     assert (env["ANTHROPIC_BASE_URL"], env["CLAUDE_CODE_ATTRIBUTION_HEADER"]) == (served.url, "0")
     assert {value for name, value in env.items() if name.endswith("_MODEL")} == {"tiny"}
     assert env["ANTHROPIC_AUTH_TOKEN"] and "ANTHROPIC_API_KEY" not in env
@@ -184,6 +185,23 @@ def test_a_key_goes_by_a_variable_and_never_into_the_arguments(name):
 
     assert any("a key" in value for value in start.env.values())
     assert not any("a key" in word for word in start.command)
+
+
+def test_claude_code_is_kept_from_changing_its_system_text():
+    with_tools, without = (TOOLS["claude"].prepare(replace(SERVED, knows_tools=each)) for each in (True, False))
+
+    assert with_tools.env.items() >= {"CLAUDE_CODE_DISABLE_GIT_INSTRUCTIONS": "1"}.items()
+    assert "CLAUDE_CODE_DISABLE_GIT_INSTRUCTIONS" not in without.env  # there the tools come first
+    for start in (with_tools, without):
+        assert (start.env["CLAUDE_CODE_TOTAL_TOKENS_REMINDER"], start.env["CLAUDE_CODE_ATTRIBUTION_HEADER"]) == ("off", "0")
+        assert start.command == ["claude", "--exclude-dynamic-system-prompt-sections"]
+
+
+def test_open_webuis_own_tools_are_off_for_a_model_without_tools():
+    without, with_tools = (TOOLS["openwebui"].prepare(replace(SERVED, knows_tools=each)) for each in (False, True))
+
+    assert json.loads(without.env["DEFAULT_MODEL_METADATA"]) == {"capabilities": {"builtin_tools": False}}
+    assert "DEFAULT_MODEL_METADATA" not in with_tools.env
 
 
 def test_printed_lines_start_a_tool_as_the_command_would(programs, tmp_path):

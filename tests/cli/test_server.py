@@ -48,6 +48,15 @@ def test_one_line_says_what_is_served_and_where(served):
     assert "warning" not in served.log
 
 
+def test_the_log_is_in_a_file_too_without_a_word_of_what_was_said(invoke, answered, monkeypatch):
+    monkeypatch.setenv("BOUGH_CACHE_FOLDER", str(answered.cache_folder))
+
+    shown = invoke("logs").stdout
+
+    assert "POST /api/chat 200" in shown and "the model tiny was loaded" in shown
+    assert "hello there" not in shown
+
+
 def test_the_log_says_which_engine_the_model_runs_on(served):
     line = next(line for line in served.log.splitlines() if "was loaded" in line)  # it may have been loaded again since
 

@@ -16,10 +16,10 @@ import pytest
 from bough.cache.disk import Disk
 from bough.cache.tree.address import Address
 from bough.cache.tree.state import PAGE_TOKENS, Group, Kind
-from bough.cache.tree.tokens import pack
 from bough.config import load_settings
 from bough.models import ModelFolder
 from bough.models.fingerprint import tree_folder
+from bough.tokens import pack
 from tests.cli.conftest import add_model
 from tests.models.tiny_tokenizer import CHATML, byte_level
 from tests.models.web_server import Site, serving

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bough.cache.admin.trees import verify_tree
 from bough.cache.prefix_cache import PrefixCache
-from bough.cache.tree.tokens import unpack
+from bough.tokens import unpack
 from tests.crash.tree import SALTS, Promise, Promises, Setup, depth_in_tree
 from tests.scenarios.world import World
 

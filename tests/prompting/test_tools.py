@@ -231,7 +231,7 @@ def test_no_tools_are_offered_where_none_may_be_called():
     assert prepare_messages(ASKED[:1], NONE.offer([WEATHER]), template_knows_tools=False).messages == ASKED[:1]
 
 
-def test_other_templates_get_the_tools_in_the_system_message():
+def test_other_templates_get_the_tools_before_the_system_text():
     system = {"role": "system", "content": "Be brief."}
 
     added = prepare_messages(ASKED[:1], [WEATHER, CLOCK], template_knows_tools=False)
@@ -240,7 +240,7 @@ def test_other_templates_get_the_tools_in_the_system_message():
     assert added.tools is None
     assert added.messages[0]["role"] == "system"
     assert f"\n{json.dumps(WEATHER)}\n{json.dumps(CLOCK)}\n" in added.messages[0]["content"]
-    assert joined.messages[0]["content"] == "Be brief.\n\n" + added.messages[0]["content"]
+    assert joined.messages[0]["content"] == added.messages[0]["content"] + "\n\nBe brief."
     assert joined.messages[1:] == added.messages[1:] == ASKED[:1]
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from bough.cache.disk.keys import PageKeys
 from bough.cache.tree.state import Tier
-from bough.cache.tree.tokens import pack
 from bough.routing.page_reports import Outbox, PageMessage, PageNote
 from bough.routing.rates import ReplicaRates
 from bough.routing.router import LOST_S, SETTLING_S, Router, RoutingRequest
+from bough.tokens import pack
 
 PAGE = 256
 DEVICE = PageNote(Tier.DEVICE)

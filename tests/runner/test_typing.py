@@ -81,7 +81,7 @@ def test_the_script_runs(chat_folder: Path, tmp_path: Path) -> None:
 
 def test_the_script_uses_every_public_name() -> None:
     text = RIGHT.read_text(encoding="utf-8")
-    methods = [name for kind in (bough.Runner, bough.Chat) for name in vars(kind) if not name.startswith("_")]
+    methods = [name for kind in (bough.Model, bough.Runner, bough.Chat) for name in vars(kind) if not name.startswith("_")]
     internal = {"runtime", "begin", "close"}
     assert [name for name in bough.__all__ if not re.search(rf"\b{name}\b", text)] == []
     assert [name for name in methods if f".{name}" not in text and name not in internal] == []

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import bough
 from bough import (
@@ -26,10 +27,12 @@ from bough import (
     LanesBusy,
     LoadOptions,
     Message,
+    Model,
     ModelError,
     ModelNotFound,
     PromptTooLong,
     RankedDocument,
+    RemoteRunner,
     RequestError,
     RequestOptions,
     Runner,
@@ -78,7 +81,7 @@ def ask(runner: Runner, prompt: str, **options: Unpack[RequestOptions]) -> str:
     return show(runner.generate(prompt, **options))
 
 
-def ask_many(runner: Runner, prompts: list[str], **options: Unpack[BatchOptions]) -> list[str]:
+def ask_many(runner: Model, prompts: list[str], **options: Unpack[BatchOptions]) -> list[str]:
     def on_done(number: int, answer: Completion) -> None:
         assert show(answer)
 
@@ -125,11 +128,11 @@ async def agenerate(runner: Runner) -> None:
     assert len(await runner.asend_all(chat.fork(2), "Hello", max_tokens=2)) == 2
 
 
-def make_chat(runner: Runner, **options: Unpack[ChatOptions]) -> Chat:
+def make_chat(runner: Model, **options: Unpack[ChatOptions]) -> Chat:
     return runner.chat("Be brief.", messages=QUESTION, **options)
 
 
-def converse(runner: Runner, folder: Path) -> None:
+def converse(runner: Model, folder: Path) -> None:
     chat = make_chat(runner, max_tokens=2, salt="me")
     assert show(chat.send("Hello", is_cancelled=None))
     assert chat.send([{"role": "tool", "content": "42"}]).text is not None
@@ -178,12 +181,39 @@ def look(runner: Runner) -> None:
     runner.cache.clear()
 
 
+def connect(url: str, folder: Path) -> None:
+    """Use a model of a server in the same way. Another test runs this."""
+    with bough.connect(url, "tiny", key="a-key") as remote:
+        again: RemoteRunner = remote
+        converse(again, folder)
+        one: list[float] = again.embed("Hello", dimensions=8)
+        assert one and again.cache.explain("Hello").prompt_tokens and again.cache.stats("me")["nodes"]
+
+
+@dataclass
+class Reply:
+    yes: bool
+
+
+def toss(side: Literal["head", "tail"]) -> str:
+    """Toss a coin."""
+    return side
+
+
+def use_python(runner: Model) -> None:
+    """Types and functions of Python as format and tools."""
+    called: Completion = runner.generate("Hello", tools=[toss], tool_choice="required", max_tokens=200)
+    reply: Reply = runner.generate("Hello", format=Reply, max_tokens=200).parse(Reply)
+    assert toss(**called.tool_calls[0].arguments) in ("head", "tail") and isinstance(reply.yes, bool)
+
+
 def main(model: str | Path, reranker: str | Path, folder: Path) -> None:
     options: LoadOptions = {"engine": "torch", "device": "cpu", "disk": 0, "cache_folder": folder, "lanes": 2}
     with bough.load(model, **options) as runner:
         generate(runner)
         asyncio.run(agenerate(runner))
         converse(runner, folder)
+        use_python(runner)
         embed(runner, dimensions=8, truncate=False, normalize=False, salt="me")
         look(runner)
     with bough.load(reranker, device="cpu") as ranker:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bough.cache.admin.view import look_up
-from bough.cache.tree.tokens import common_prefix, pack
 from bough.errors import DoesNotFit, EngineError
+from bough.tokens import common_prefix, pack
 from bough.types import Boundary
 from tests import invariants
 from tests.fakes import MODELS

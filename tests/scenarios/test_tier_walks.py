@@ -13,8 +13,8 @@ from hypothesis.stateful import initialize, precondition, rule
 from bough.cache import record
 from bough.cache.session import Session
 from bough.cache.tree.state import Tier
-from bough.cache.tree.tokens import unpack
 from bough.errors import DoesNotFit, EngineError, LanesBusy
+from bough.tokens import unpack
 from bough.types import Boundary, Mark
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS

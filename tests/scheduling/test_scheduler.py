@@ -11,10 +11,10 @@ import pytest
 from bough.cache.prefix_cache import ReuseVersion
 from bough.cache.steps import run_at_once
 from bough.cache.tree.state import Lane
-from bough.cache.tree.tokens import common_prefix
 from bough.errors import BoughError, DoesNotFit, EngineError, TimedOut
 from bough.generate.generation import Generation
 from bough.scheduling.admission import MAX_PASSED, MIN_SHARED_TOKENS
+from bough.tokens import common_prefix
 from bough.types import Draw, SampledToken, Usage
 from tests.fakes import MODELS
 from tests.scheduling.concert import Client, Concert, prompt

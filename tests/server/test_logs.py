@@ -6,13 +6,17 @@ import json
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from bough.server.logs import JsonFormatter, LineFormatter, LogsMiddleware
+from bough.models.prompts import LeftOut
+from bough.server.http.errors import HttpError, format_plain_error, refuse
+from bough.server.log_format import JsonFormatter, LineFormatter
+from bough.server.logs import LogsMiddleware
 from bough.server.serving.loaded.progress import RequestRecord, note_record
 from bough.server.serving.metrics import Metrics
 from bough.types import Usage
@@ -90,6 +94,39 @@ def test_a_request_has_one_line_with_its_tokens_and_times(caplog: pytest.LogCapt
     fields = json.loads(JsonFormatter().format(line))
     assert (fields["model"], fields["queue_s"], fields["first_token_s"]) == ("tiny", 0.5, 0.2)
     assert (fields["trace_id"], fields["client"]) == (TRACE_ID, "192.0.2.7")
+
+
+def test_a_line_says_what_was_left_out_of_a_prompt(caplog: pytest.LogCaptureFixture) -> None:
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        note_record(replace(RECORD, left_out=LeftOut(3, is_text_cut=True)))
+        await Inner()(scope, receive, send)
+
+    (line,) = lines_of(caplog, lambda: send_to(LogsMiddleware(serve, Metrics())))
+
+    assert line.getMessage().endswith("60 cached (3 messages left out) (text cut)")
+    fields = json.loads(JsonFormatter().format(line))
+    assert (fields["messages_left_out"], fields["text_cut"]) == (3, True)
+
+
+def test_the_line_of_a_refused_request_ends_with_a_bounded_reason(caplog: pytest.LogCaptureFixture) -> None:
+    async def refuse_long(scope: Scope, receive: Receive, send: Send) -> None:
+        reason = HttpError(400, f"too long: {1_000 * 'x'}")
+        await refuse(reason, lambda path: format_plain_error, scope, receive, send)
+
+    (line,) = lines_of(caplog, lambda: send_to(LogsMiddleware(refuse_long, Metrics())))
+
+    assert re.fullmatch(r"GET /api/tags 400 \d+ms: too long: x{290}", line.getMessage())
+    assert json.loads(JsonFormatter().format(line))["reason"].startswith("too long: x")
+
+
+def test_a_stream_that_failed_after_it_began_has_its_reason_in_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(scope: Scope, receive: Receive, send: Send) -> None:
+        note_record(replace(RECORD, error="the engine's step did not end"))
+        await Inner()(scope, receive, send)
+
+    (line,) = lines_of(caplog, lambda: send_to(LogsMiddleware(fail, Metrics())))
+
+    assert re.fullmatch(r"GET /api/tags 200 .*: the engine's step did not end", line.getMessage())
 
 
 def test_a_line_for_embeddings_tells_how_many_texts_there_were(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bough.cache.admin.node_view import NodeView, flatten
-from bough.cache.tree.tokens import unpack
+from bough.tokens import unpack
 
 LEAST_WIDTH, MOST_WIDTH = 40, 1000
 """Terminals narrower than the least get lines that are longer than they have columns."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from bough.cache.residency.census import NodeRecord
 from bough.cache.tree.state import Tier
-from bough.cache.tree.tokens import unpack
+from bough.tokens import unpack
 
 Decode = Callable[[Sequence[int]], str]
 

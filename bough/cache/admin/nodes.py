@@ -16,8 +16,8 @@ from bough.cache.residency.census import NodeRecord
 from bough.cache.residency.node_paths import path_tokens, subtree
 from bough.cache.steps import Steps
 from bough.cache.tree.node import Node, Reason
-from bough.cache.tree.tokens import common_prefix, cut, num_tokens, pack
 from bough.errors import NodeNotFound, RequestError
+from bough.tokens import common_prefix, cut, num_tokens, pack
 
 _ONE_MORE = pack([0])  # the last token of a prompt is always computed
 

@@ -25,7 +25,8 @@ from bough.cache.residency import SaltTrie
 from bough.cache.residency.census import NodeRecord
 from bough.cache.steps import Steps, run_at_once
 from bough.cache.tree.node import Node
-from bough.cache.tree.tokens import cut, num_tokens, unpack
+from bough.tokens import cut, num_tokens, unpack
+from bough.types import Boundary, Mark
 
 MOST_BRANCHES = 16
 """The most continuations of the tree that are shown: a node may have as many children as there are tokens."""
@@ -201,11 +202,12 @@ def view_tree(cache: PrefixCache, now: float, decode: Decode, salt: str | None =
 class Explanation:
     """Why this much of a prompt would be cached: where it leaves the tree, and how the tree continues there.
 
-    `tree_goes_on` has the first few continuations. `root` names the tree, `node` is the key of the node in which the prompt
-    leaves it; None if that is the root.
+    `system_tokens` are those of a chat's system text and tools. `tree_goes_on` has the first few continuations. `root`
+    names the tree, `node` is the key of the node in which the prompt leaves it; None if that is the root.
     """
 
     prompt_tokens: int
+    system_tokens: int
     matched_tokens: int
     cached_tokens: int
     prompt_goes_on: str
@@ -227,16 +229,18 @@ class Lookup:
     node: int | None = None
     root: str = ""
 
-    def explain(self, prompt: bytes, decode: Decode) -> Explanation:
-        """The same with texts, for the packed tokens of the prompt. Any thread may call it."""
+    def explain(self, prompt: bytes, decode: Decode, boundaries: Sequence[Boundary] = ()) -> Explanation:
+        """The same with texts, for the packed tokens of the prompt and its boundaries. Any thread may call it."""
         total = num_tokens(prompt)
+        system = max((each.offset for each in boundaries if each.mark is Mark.SYSTEM_END), default=0)
         return Explanation(
             prompt_tokens=total,
+            system_tokens=system,
             matched_tokens=self.matched,
             cached_tokens=self.cached,
             prompt_goes_on=decode(unpack(cut(prompt, self.matched, self.matched + AROUND))),
             tree_goes_on=tuple(decode(unpack(rest)) for rest in self.continuations),
-            reason=explain_reuse(total, self.matched, self.cached, is_enabled=self.is_enabled),
+            reason=explain_reuse(total, self.matched, self.cached, system=system, is_enabled=self.is_enabled),
             node=self.node,
             root=self.root,
         )
@@ -262,8 +266,8 @@ def _continuations(node: Node, at: int) -> tuple[bytes, ...]:
     return tuple(cut(child.edge, 0, AROUND) for child in islice(node.children.values(), MOST_BRANCHES))
 
 
-def explain_reuse(total: int, matched: int, cached: int, *, is_enabled: bool) -> str:
-    """Why `cached` tokens of a prompt of `total` were reused, and not more."""
+def explain_reuse(total: int, matched: int, cached: int, *, is_enabled: bool, system: int = 0) -> str:
+    """Why `cached` of a prompt's `total` tokens were reused, and not more. Its first `system` are system text and tools."""
     if not is_enabled:
         return "reuse is off for this model or by the settings"
     if matched == 0:
@@ -272,4 +276,7 @@ def explain_reuse(total: int, matched: int, cached: int, *, is_enabled: bool) ->
         return f"{matched} tokens are known, and the nearest restore point at or before them is at {cached}"
     if matched == total:
         return "the whole prompt is known; the last token is always evaluated"
-    return f"the prompt goes its own way after {matched} tokens that are known"
+    apart = f"the prompt goes its own way after {matched} tokens that are known"
+    if matched < system:
+        return f"{apart}, within its system text and tools ({system} tokens): the rest of these is computed again"
+    return apart

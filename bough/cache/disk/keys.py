@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from bough.cache.tree.address import Address
 from bough.cache.tree.state import Buffer
-from bough.cache.tree.tokens import TOKEN_BYTES
+from bough.tokens import TOKEN_BYTES
 
 HASH_BYTES = 16
 SECRET_BYTES = 32

@@ -22,8 +22,8 @@ from bough.cache.tree.address import Address
 from bough.cache.tree.node import Hold, Reason
 from bough.cache.tree.plan import LiveRows, deepest, plan, tree_reach
 from bough.cache.tree.state import Tier
-from bough.cache.tree.tokens import cut, num_tokens
 from bough.cache.tree.trie import Match
+from bough.tokens import cut, num_tokens
 
 AHEAD = 8
 """How many objects are read ahead, once the first has been found."""

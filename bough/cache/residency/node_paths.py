@@ -14,7 +14,7 @@ from bough.cache.residency.memory import SaltTrie
 from bough.cache.tree.address import POINT, Address, PageBorder
 from bough.cache.tree.node import Node, Point
 from bough.cache.tree.state import Group, Item, Kind
-from bough.cache.tree.tokens import cut, num_tokens
+from bough.tokens import cut, num_tokens
 
 
 def node_at(node: Node, offset: int) -> Node:

@@ -21,7 +21,7 @@ from hashlib import blake2b
 
 from bough.cache.tree.node import Hold, Node, Point
 from bough.cache.tree.state import Item, Kind, Page, Tier
-from bough.cache.tree.tokens import TOKEN_BYTES
+from bough.tokens import TOKEN_BYTES
 
 DECAY = 0.99
 """What a page that was served counts, one request later."""

@@ -15,7 +15,7 @@ from enum import IntEnum
 
 from bough.cache.tree.address import PointRecord
 from bough.cache.tree.state import Group, Kind, Page, State
-from bough.cache.tree.tokens import TOKEN_BYTES, num_tokens
+from bough.tokens import TOKEN_BYTES, num_tokens
 
 
 class Reason(IntEnum):

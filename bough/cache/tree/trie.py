@@ -22,8 +22,8 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from bough.cache.tree.node import Hold, Node, Point, Reason, needs
 from bough.cache.tree.state import PAGE_TOKENS, Group, Kind, Page, PageStore, State, Tier
-from bough.cache.tree.tokens import Tokens, common_prefix, cut, num_tokens, pack
 from bough.errors import EngineError
+from bough.tokens import common_prefix, cut, num_tokens, pack
 
 MAX_UNBRANCHED = 64
 """A match may cross this many edges where no path parts. If it crosses more, they are merged when a session closes."""
@@ -102,7 +102,7 @@ class Trie(Generic[M]):
         self.version = 0
         self.chains: set[Node] = set()
 
-    def match(self, tokens: Tokens, start: Hold | None = None) -> Match:
+    def match(self, tokens: Iterable[int] | bytes, start: Hold | None = None) -> Match:
         """Find the longest known prefix of `tokens`, or of the tokens up to the hold `start` and these.
 
         Changes no node; a path with too many unbranched edges is noted in `chains`.
@@ -124,7 +124,7 @@ class Trie(Generic[M]):
             self.chains.add(node)
         return Match(at + length, path, node)
 
-    def append(self, parent: Node, tokens: Tokens, now: float = 0.0) -> Node:
+    def append(self, parent: Node, tokens: Iterable[int] | bytes, now: float = 0.0) -> Node:
         """Add a child with this edge below `parent`, which must not have one that starts with the same token."""
         child = Node(parent, parent.end, pack(tokens), now)
         assert child.edge and child.first_token not in parent.children
@@ -133,7 +133,7 @@ class Trie(Generic[M]):
         self.memory.note(child)
         return child
 
-    def grow(self, leaf: Node, tokens: Tokens) -> None:
+    def grow(self, leaf: Node, tokens: Iterable[int] | bytes) -> None:
         assert leaf.is_leaf and not leaf.is_root
         leaf.edge += pack(tokens)
         self.version += 1

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from bough.cache.admin.drawing import LEAST_WIDTH, MOST_WIDTH
 from bough.cli.backends.contract import NO_TEMPLATE, GivenParams, describe_memory
-from bough.cli.client import Client
-from bough.errors import RequestError, Unavailable
-from bough.types import Chunk, Completion, Loading, Message, Progress, Prompt, Timings, Usage
-
-Record = TypeVar("Record", Usage, Timings, Loading)
+from bough.client.answers import stream_answer
+from bough.client.http import Client
+from bough.errors import RequestError
+from bough.types import Chunk, Completion, Message, Progress, Prompt
 
 
 class RemoteBackend:
@@ -80,17 +77,8 @@ class RemoteBackend:
         on_progress: Callable[[int, int], None],
     ) -> Iterator[Chunk | Completion]:
         asked: dict[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
-        partial, completion = _PartialAnswer(on_progress), None
-        with self._client.post_stream("/api/run", model=self.name, params=dict(given), choice=choice, **asked) as lines:
-            for line in lines.read_until(is_cancelled):
-                if "completion" in line:
-                    completion = _read_completion(line["completion"])
-                    continue  # to the end of the response: closing it earlier counts as hanging up
-                if (piece := partial.add(line)) is not None:
-                    yield piece
-        if completion is None and not is_cancelled():
-            raise Unavailable(f"the server at {self.url} ended in the middle of the answer")
-        yield completion or partial.cancelled()
+        body = {"model": self.name, "params": dict(given), "choice": choice, **asked}
+        return stream_answer(self._client, body, is_cancelled=is_cancelled, on_progress=on_progress)
 
     def draw_tree(self, width: int | None) -> str:
         columns = None if width is None else str(min(max(LEAST_WIDTH, width), MOST_WIDTH))
@@ -127,56 +115,3 @@ def _load(client: Client, model: str | None, progress: Progress) -> Mapping[str,
     progress.start(f"loading {model or 'the default model'}", None)
     found: Mapping[str, Any] = client.post("/api/run/load", model=model)
     return found
-
-
-@dataclass
-class _PartialAnswer:
-    """An answer as far as it has come. If it is stopped, its completion is made from this."""
-
-    on_progress: Callable[[int, int], None]
-    texts: list[str] = field(default_factory=list)
-    prompt_tokens: int = 0
-    cached_tokens: int | None = None
-    done_tokens: int = 0
-    num_generated: int = 0
-    began_s: float = field(default_factory=time.perf_counter)
-    first_s: float = 0.0
-
-    def add(self, line: Mapping[str, Any]) -> Chunk | None:
-        """Add a line of the stream, and return its piece of the answer if it has one."""
-        if "progress" in line:
-            self.done_tokens, self.prompt_tokens = line["progress"]
-            if self.cached_tokens is None:
-                self.cached_tokens = self.done_tokens
-            self.on_progress(self.done_tokens, self.prompt_tokens)
-            return None
-        self.first_s = self.first_s or time.perf_counter() - self.began_s
-        self.done_tokens = self.prompt_tokens
-        self.num_generated += line["num_tokens"]
-        self.texts.append(line["text"])
-        return Chunk(line["text"])
-
-    def cancelled(self) -> Completion:
-        total_s, cached = time.perf_counter() - self.began_s, self.cached_tokens or 0
-        usage = Usage(self.prompt_tokens, cached, cached, self.done_tokens - cached, self.num_generated)
-        decode_s = total_s - self.first_s if self.first_s else 0.0
-        timings = Timings(prefill_s=self.first_s or total_s, first_token_s=self.first_s, decode_s=decode_s, total_s=total_s)
-        return Completion("".join(self.texts), (), "cancelled", usage, timings)
-
-
-def _read_completion(plain: Mapping[str, Any]) -> Completion:
-    timings = plain["timings"]
-    return Completion(
-        plain["text"],
-        tuple(plain["token_ids"]),
-        plain["finish_reason"],
-        _read(Usage, plain["usage"]),
-        _read(Timings, {**timings, "loading": _read(Loading, timings.get("loading", {}))}),
-        stop=plain.get("stop"),
-    )
-
-
-def _read(kind: type[Record], plain: Mapping[str, Any]) -> Record:
-    """A record of plain data. Fields that only another version has are left out."""
-    known = {each.name for each in fields(kind)}
-    return kind(**{name: value for name, value in plain.items() if name in known})

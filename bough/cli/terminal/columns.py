@@ -54,9 +54,10 @@ def wrap(text: str, before: str = "", width: int | None = None) -> list[str]:
 
     Line breaks of the text stay.
     """
-    room = None if width is None else width - cell_len(before)
-    has_room = room is None or room < _NARROWEST
-    parts = [[part] if has_room or cell_len(part) <= room else textwrap.wrap(part, room) for part in text.split("\n")]
+    room = 0 if width is None else width - cell_len(before)
+    parts = [
+        [part] if room < _NARROWEST or cell_len(part) <= room else textwrap.wrap(part, room) for part in text.split("\n")
+    ]
     first, *rest = [line for part in parts for line in part] or [""]
     return [before + first, *(" " * cell_len(before) + line for line in rest)]
 

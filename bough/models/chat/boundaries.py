@@ -23,7 +23,7 @@ from threading import Lock
 from typing import Any
 
 from bough.errors import RequestError, TemplateLimit
-from bough.models.chat.messages import SYSTEM_ROLES
+from bough.models.chat.messages import SYSTEM_ROLES, TOOLS_TEXT
 from bough.models.encoder import EncodedText
 from bough.types import Boundary, Mark, Message
 
@@ -126,11 +126,17 @@ class _TextPositions:
         self._first = next((i for i, role in enumerate(self._roles) if role not in SYSTEM_ROLES), len(self._roles))
 
     def all(self) -> Iterable[tuple[int, Mark]]:
+        yield self._tools_end(), Mark.SYSTEM_END
         yield self._system_end(), Mark.SYSTEM_END
         if "user" in self._roles:
             yield self._last_user_start(), Mark.LAST_USER_START
         for position in self._message_ends():
             yield position, Mark.MESSAGE_END
+
+    def _tools_end(self) -> int:
+        """Where the tools end that come before the system text, in which the sessions of an agent differ; 0 if none do."""
+        tools = self._chat.messages[0].get(TOOLS_TEXT, "")
+        return self._text.find(tools) + len(tools) if tools and tools in self._text else 0
 
     def _system_end(self) -> int:
         """Where the system part ends if it renders alone; else how far chats with another first message agree."""

@@ -15,6 +15,7 @@ from bough.types import Message, Tool
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 SYSTEM_ROLES = ("system", "developer")
+TOOLS_TEXT = "tools_text"  # of a system message: the part of its content that describes the tools
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _DESCRIPTION = """You may call functions. These are described by one JSON object per line:
 <tools>
@@ -122,13 +123,17 @@ def prepare_messages(messages: Sequence[Message], tools: Sequence[Tool], *, temp
 
 
 def _describe(messages: list[Message], tools: Sequence[Tool]) -> list[Message]:
-    """Put the tools at the end of the system message, which is added if there is none."""
+    """Put the tools at the beginning of the system message, which is added if there is none.
+
+    Agents have the working folder and the time in their system text, and the same tools every time: these come first, so
+    that all sessions of an agent share them. The message has them in TOOLS_TEXT, too, if more text follows.
+    """
     description = _DESCRIPTION.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-    if messages and messages[0].get("role") in SYSTEM_ROLES:
-        system = _text_of(messages[0])
-        content = f"{system}\n\n{description}" if system else description
-        return [{**messages[0], "content": content}, *messages[1:]]
-    return [{"role": "system", "content": description}, *messages]
+    if not messages or messages[0].get("role") not in SYSTEM_ROLES:
+        return [{"role": "system", "content": description}, *messages]
+    system = _text_of(messages[0])
+    content = {"content": f"{description}\n\n{system}", TOOLS_TEXT: description} if system else {"content": description}
+    return [{**messages[0], **content}, *messages[1:]]
 
 
 def _write_out(message: Message) -> Message:

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 
 from bough.prompting.ask import Ask
 from bough.server.http.streaming import EVENT_STREAM, ClosingStream, Pieces, cancel_on_disconnect, sse_comment
-from bough.server.serving.answer import Answer, Answered, PromptProgress, ScoredToken
+from bough.server.serving.answer import Answer, Answered, PromptProgress, ScoredToken, Started
 from bough.server.serving.service import Service
 
 Body = TypeVar("Body", bound="StreamableBody")
@@ -52,9 +52,17 @@ async def answer_ask(
 ) -> Response:
     """Answer an ask as events, or whole as JSON. Raises the error of a request that fails before its answer begins."""
     if not body.stream:
-        return JSONResponse(write_whole(await cancel_on_disconnect(request, service.complete(ask)), body))
+        answered = await cancel_on_disconnect(request, service.complete(ask))
+        return JSONResponse(write_whole(answered, body), headers=write_left_out(answered.started))
     answer = await open_answer(request, service, ask)
-    return ClosingStream(write_events(answer, body), EVENT_STREAM, answer.close)
+    return ClosingStream(write_events(answer, body), EVENT_STREAM, answer.close, write_left_out(answer.started))
+
+
+def write_left_out(started: Started) -> dict[str, str]:
+    """Headers that say what the prompt lacks; none if it is whole."""
+    left_out = started.left_out
+    headers = {"X-Bough-Messages-Left-Out": str(left_out.num_messages)} if left_out.num_messages else {}
+    return headers | ({"X-Bough-Text-Cut": "true"} if left_out.is_text_cut else {})
 
 
 def progress_comment(progress: PromptProgress) -> str:

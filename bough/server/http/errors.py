@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,6 +81,15 @@ def _describe_fields(error: RequestValidationError) -> str:
     return "; ".join(f"{place}: {each['msg']}" for place, each in zip(places, found, strict=False)) + more
 
 
+@dataclass
+class ErrorSlot:
+    """The text of the error that one request is answered with, for its line in the log; "" if it is none."""
+
+    text: str = ""
+
+
+current_error: ContextVar[ErrorSlot | None] = ContextVar("bough_error", default=None)  # of the running task's request
+
 ErrorFormat = Callable[[HttpError], dict[str, Any]]  # writes the body of an error in the format of one API
 ErrorFormatOf = Callable[[str], ErrorFormat]  # the format of errors for a path
 
@@ -90,6 +100,10 @@ def format_plain_error(http_error: HttpError) -> dict[str, Any]:
 
 
 def error_response(http_error: HttpError, format_error: ErrorFormat) -> JSONResponse:
+    """The answer for an error, whose text becomes part of the request's line in the log."""
+    slot = current_error.get()
+    if slot is not None:
+        slot.text = http_error.text
     return JSONResponse(format_error(http_error), http_error.status, http_error.headers)
 
 

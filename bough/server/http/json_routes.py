@@ -11,7 +11,8 @@ import asyncio
 import json
 import math
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from typing import Any, Literal, ParamSpec, TypeVar
+from functools import cache
+from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -20,8 +21,9 @@ from pydantic import BaseModel, ConfigDict, create_model
 from starlette.requests import ClientDisconnect
 
 from bough.errors import RequestError
-from bough.server.http.bounds import MAX_DEPTH, MAX_DIGITS, MAX_PARTS, MAX_VALUES
+from bough.server.http.bounds import MAX_DEPTH, MAX_DIGITS, MAX_PARTS, MAX_VALUES, show
 from bough.server.http.errors import CLIENT_CLOSED_REQUEST, ErrorFormat, error_response, to_http_error
+from bough.server.log_format import Notices
 
 _LARGE_BYTES = 2**15  # larger bodies are read in a thread: this one takes 10 ms at most
 Api = Literal["ollama", "openai", "anthropic", "bough"]
@@ -32,7 +34,7 @@ _DIGITS_AS_0 = bytes(0x30 if 0x30 <= code <= 0x39 else 0x20 for code in range(25
 
 
 class Wire(BaseModel):
-    """A part of a body. Types are strict ("5" is no number), and unknown fields are ignored."""
+    """A part of a body. Types are strict ("5" is no number); unknown fields are ignored, and named in the log."""
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 
@@ -50,9 +52,12 @@ def with_fields(named: Mapping[str, Any]) -> Callable[[type[Body]], type[Body]]:
 class JsonRequest(Request):
     """A request whose body is JSON whatever its headers say: many clients of Ollama send no content type."""
 
+    value: Any = None  # of the body, once it was read
+
     async def json(self) -> Any:
         body = await self.body()
-        return await asyncio.to_thread(read_json, body) if len(body) > _LARGE_BYTES else read_json(body)
+        self.value = await asyncio.to_thread(read_json, body) if len(body) > _LARGE_BYTES else read_json(body)
+        return self.value
 
 
 async def read_ask(request: Request, to_ask: Callable[Given, Result], *args: Given.args, **named: Given.kwargs) -> Result:
@@ -128,6 +133,29 @@ def _replace_surrogates(value: Any) -> Any:
     return value
 
 
+def find_unknown(value: Any, body: type[Wire]) -> Iterator[str]:
+    """The fields that a body has without effect, also those of objects in it (`options.grammar`), but not of lists."""
+    if not isinstance(value, dict):
+        return
+    known = _known_fields(body)
+    for name, each in value.items():
+        if name not in known:
+            yield name
+        elif (part := known[name]) is not None:
+            yield from (f"{name}.{inner}" for inner in find_unknown(each, part))
+
+
+@cache
+def _known_fields(body: type[Wire]) -> Mapping[str, type[Wire] | None]:
+    """The names of a body's fields, each with the class of its value if that is an object of named fields, too."""
+    found: dict[str, type[Wire] | None] = {}
+    for name, field in body.model_fields.items():
+        kinds = (field.annotation, *get_args(field.annotation))
+        parts = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Wire)]
+        found[field.alias or name] = parts[0] if parts else None
+    return found
+
+
 def api_of(path: str) -> Api:
     """The API that a path belongs to, whether or not a route has it."""
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
@@ -139,20 +167,32 @@ def api_of(path: str) -> Api:
     return "ollama" if path in ("/", "/api") or path.startswith("/api/") else "bough"
 
 
+def _note_unknown(request: JsonRequest, body: type[Wire]) -> None:
+    """Name in the log what the body has without effect."""
+    notices: Notices = request.app.state.service.notices
+    for name in find_unknown(request.value, body):
+        notices.add(f"the field {show(name)} of {request.url.path}", "this server does not know it")
+
+
 def route_class(format_error: ErrorFormat) -> type[APIRoute]:
     """A class of routes that read bodies as above and answer every error in this format."""
 
     class Route(APIRoute):
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             handle = super().get_route_handler()
+            body = self.body_field.field_info.annotation if self.body_field else None
 
             async def answer(request: Request) -> Response:
+                read = JsonRequest(request.scope, request.receive, request._send)
                 try:
-                    return await handle(JsonRequest(request.scope, request.receive, request._send))
+                    return await handle(read)
                 except ClientDisconnect:
                     return Response(status_code=CLIENT_CLOSED_REQUEST)
                 except Exception as error:
                     return error_response(to_http_error(error), format_error)
+                finally:
+                    if isinstance(body, type) and issubclass(body, Wire):
+                        _note_unknown(read, body)
 
             return answer
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from json.encoder import encode_basestring as _quote  # a text as JSON, as an encoder without `ensure_ascii` writes it
 from typing import Any, TypeVar
 
@@ -69,8 +69,11 @@ def sse_comment(text: str) -> str:
 class ClosingStream(StreamingResponse):
     """A streamed response that calls `close` however it ends. Proxies are asked not to hold its pieces back."""
 
-    def __init__(self, pieces: Pieces, media_type: str, close: Callable[[], None]) -> None:
-        super().__init__(pieces, media_type=media_type, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+    def __init__(
+        self, pieces: Pieces, media_type: str, close: Callable[[], None], headers: Mapping[str, str] | None = None
+    ) -> None:
+        usual = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(pieces, media_type=media_type, headers={**usual, **(headers or {})})
         self._pieces = pieces
         self._close = close
 

@@ -15,6 +15,7 @@ from bough.errors import BoughError
 from bough.generate.request import Request
 from bough.models.answers.thinking import ThinkingParser
 from bough.models.answers.tool_calls import ToolCallParser
+from bough.models.prompts import NOTHING_LEFT_OUT, LeftOut
 from bough.models.tokenizer import Tokenizer
 from bough.prompting.ask import Ask
 from bough.prompting.echo import EchoedPrompt, make_echo
@@ -46,7 +47,7 @@ class Started:
 
     Tokens that are still being read from disk count as cached; the completions have the final figures. `params` include the
     model's own defaults. `digest` is that of the model's weights; `is_stored` says whether the answer's state is kept for
-    reuse. `echo` is the prompt, if it was asked for.
+    reuse. `echo` is the prompt, if it was asked for; `left_out` is what it lacks.
     """
 
     usage: Usage
@@ -56,6 +57,7 @@ class Started:
     digest: str = ""
     is_stored: bool = True
     echo: EchoedPrompt | None = None
+    left_out: LeftOut = NOTHING_LEFT_OUT
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ class Answer:
         end: Callable[[RequestRecord, bool], None],
         *,
         load_s: float = 0.0,
+        left_out: LeftOut = NOTHING_LEFT_OUT,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`request` is that of the first choice. The listeners of `choices` fill `mailbox`.
@@ -146,6 +149,7 @@ class Answer:
             digest=loaded.info.digest,
             is_stored=generator.stores_answers,
             echo=make_echo(ask, request.tokens, tokenizer) if ask.echoes else None,
+            left_out=left_out,
         )
         self._name = loaded.name
         self._choices = choices
@@ -251,6 +255,7 @@ class Answer:
             disk_bytes=sum(each.disk_bytes for each in loadings),
             store_bytes=sum(each.store_bytes for each in loadings),
             recomputed_tokens=sum(each.recomputed_tokens for each in loadings),
+            left_out=self.started.left_out,
             error=self._error,
         )
 

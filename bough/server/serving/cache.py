@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar
 from bough.cache.admin.archive import ImportResult
 from bough.cache.admin.view import Explanation, Lookup, TreeView
 from bough.cache.disk import DiskError
-from bough.cache.tree.tokens import unpack
 from bough.config import Settings
 from bough.errors import RequestError, Unavailable
 from bough.models.encoder import PromptLimit
@@ -26,6 +25,7 @@ from bough.server.serving.catalog import Catalog
 from bough.server.serving.loaded import LoadedModel, LoadedModels
 from bough.server.serving.model.contract import NodeWork, ServedTree
 from bough.server.serving.transfers import make_file, require_room
+from bough.tokens import unpack
 from bough.types import Completion
 
 Result = TypeVar("Result")
@@ -181,5 +181,6 @@ async def _explain(
     packed = encoded.tokens.key
     known = await ask(loaded.tree, packed)
     replica = max(known, key=lambda name: (known[name].cached, known[name].matched))
-    words = await asyncio.to_thread(known[replica].explain, packed, loaded.generator.facts.prompts.decode)
+    decode = loaded.generator.facts.prompts.decode
+    words = await asyncio.to_thread(known[replica].explain, packed, decode, encoded.boundaries)
     return PrefixExplanation(loaded.name, words, known[replica].is_kept, replica, known)

@@ -17,8 +17,10 @@ from functools import cached_property, partial
 from bough.config import Settings
 from bough.errors import RequestCancelled
 from bough.generate.request import Request
+from bough.models.prompts import EncodedPrompt
 from bough.prompting.ask import Ask, tenant_of
-from bough.prompting.prompt import AnswerFormat, ModelFacts, prepare_request
+from bough.prompting.prompt import AnswerFormat, ModelFacts, encode_to_fit, make_request
+from bough.server.log_format import Notices
 from bough.server.serving.answer import Answer, Answered, ChoiceNews, Finished, make_listener
 from bough.server.serving.cache import CacheService
 from bough.server.serving.catalog import Catalog, LoadedEntry
@@ -46,6 +48,7 @@ class Service:
         self.models = models
         self.catalog = catalog
         self.metrics = Metrics(models)
+        self.notices = Notices()
         self.requests = LiveRequests()
         self.events = EventHub(models, self.requests, settings.model)
         self.cache = CacheService(settings, models, catalog)
@@ -75,7 +78,11 @@ class Service:
         def make_answer(is_cancelled: Callable[[], bool]) -> Answer:
             whole = self.catalog.names.complete(ask)
             facts = loaded.facts(whole.template)
-            request = self._prepare(whole, facts, is_cancelled)
+            if (ask.context_tokens or 0) > facts.context_tokens:
+                wanted, there = f"{ask.context_tokens:,} tokens are asked for", f"{facts.context_tokens:,}"
+                self.notices.add(f"num_ctx above the context of {facts.name}", f"{wanted}, and there are {there}")
+            prompt = encode_to_fit(whole, facts, sorts_tools=self.settings.sort_tools, is_cancelled=is_cancelled)
+            request = self._make_request(whole, facts, prompt)
             prepared = [loaded.generator.prepare(request, listeners[0])]
             for number, listener in enumerate(listeners[1:], 1):
                 if is_cancelled():
@@ -83,7 +90,8 @@ class Service:
                 other = replace(request, choice=request.choice + number, scores_prompt=False)
                 prepared.append(loaded.generator.prepare(other, listener))
             answer_format = AnswerFormat.of(whole, facts, request)
-            return Answer(ask, loaded, request, answer_format, prepared, mailbox, progress, end, load_s=load_s)
+            parts = (ask, loaded, request, answer_format, prepared, mailbox, progress, end)
+            return Answer(*parts, load_s=load_s, left_out=prompt.left_out)
 
         try:
             answer = await loaded.threads.run(make_answer, ask.num_chars)
@@ -103,17 +111,12 @@ class Service:
         self.requests.end(progress, record, is_complete=is_complete)
         note_record(record)
 
-    def _prepare(self, ask: Ask, facts: ModelFacts, is_cancelled: Callable[[], bool]) -> Request:
+    def _make_request(self, ask: Ask, facts: ModelFacts, prompt: EncodedPrompt) -> Request:
         """The request of an ask by these settings."""
         timeout_s = self.settings.request_timeout
-        return prepare_request(
-            ask,
-            facts,
-            sorts_tools=self.settings.sort_tools,
-            tenant=tenant_of(ask.salt) if self.settings.keys_file else "",
-            deadline_s=math.inf if timeout_s is None else time.monotonic() + timeout_s,
-            is_cancelled=is_cancelled,
-        )
+        tenant = tenant_of(ask.salt) if self.settings.keys_file else ""
+        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        return make_request(ask, facts, prompt, tenant=tenant, deadline_s=deadline_s)
 
     async def complete(self, ask: Ask) -> Answered:
         """The whole answer. Cancelling the caller cancels the answer."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bough.cache.admin.drawing import LEAST_WIDTH, columns, draw, shorten
 from bough.cache.admin.node_view import NodeView
-from bough.cache.tree.tokens import pack
+from bough.tokens import pack
 
 COUNT = re.compile(r"\d tokens")
 

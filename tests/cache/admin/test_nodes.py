@@ -9,8 +9,8 @@ import pytest
 
 from bough.cache.admin.nodes import evict_node, keep_node, read_node
 from bough.cache.steps import Steps, run_at_once
-from bough.cache.tree.tokens import unpack
 from bough.errors import NodeNotFound, RequestError
+from bough.tokens import unpack
 from bough.types import Boundary, Mark
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS

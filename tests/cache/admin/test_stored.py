@@ -14,7 +14,7 @@ from bough.cache.admin.view import look_up, view_tree
 from bough.cache.disk import DiskError
 from bough.cache.disk.index import INDEX
 from bough.cache.prefix_cache import PrefixCache
-from bough.cache.tree.tokens import pack
+from bough.tokens import pack
 from tests.crash.tree import SALTS, Setup, serve
 from tests.fakes import MODELS
 

@@ -12,7 +12,7 @@ from bough.cache.admin.stats import salt_stats, stats
 from bough.cache.admin.view import RECENT_S, Viewer, look_up, take_records, view_tree
 from bough.cache.steps import run_at_once
 from bough.cache.tree.state import Tier
-from bough.cache.tree.tokens import pack
+from bough.tokens import pack
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
 from tests.scenarios.world import World

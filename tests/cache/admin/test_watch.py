@@ -10,7 +10,7 @@ from bough.cache.admin.nodes import evict_node
 from bough.cache.admin.watch import TreeChanges, TreePosition, TreeWatch, locate
 from bough.cache.residency.census import NodeRecord
 from bough.cache.steps import Steps, run_at_once
-from bough.cache.tree.tokens import pack
+from bough.tokens import pack
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
 from tests.scenarios.world import World

@@ -11,7 +11,7 @@ from typing import Any
 
 from bough.cache.disk import Disk
 from bough.cache.tree.address import POINT, Address, DiskFile, PointRecord
-from bough.cache.tree.tokens import cut, pack
+from bough.tokens import cut, pack
 from tests.waiting import BOUND_S
 
 PAGE = 4

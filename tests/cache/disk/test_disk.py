@@ -12,7 +12,7 @@ from bough.cache.disk import Disk, DiskMiss, page_files
 from bough.cache.disk.index import INDEX, Identity, Index, IndexChanges
 from bough.cache.disk.keys import PageKeys
 from bough.cache.tree.address import Address, DiskFile
-from bough.cache.tree.tokens import pack
+from bough.tokens import pack
 from tests.cache.disk.shelf import (
     CONTENT_BYTES,
     Shelf,

@@ -28,8 +28,8 @@ from bough.cache.residency.policy import (
 )
 from bough.cache.tree.forest import Forest
 from bough.cache.tree.node import Hold, Node, Point, Reason
-from bough.cache.tree.tokens import pack
 from bough.cache.tree.trie import NoMemory, Trie
+from bough.tokens import pack
 from tests.fakes import MODELS, FakeEngine
 from tests.scenarios.world import World
 

@@ -12,7 +12,7 @@ from bough.cache.residency.node_paths import PathAddresses
 from bough.cache.session import Session
 from bough.cache.tree.address import PageBorder
 from bough.cache.tree.state import Kind, Page, Tier
-from bough.cache.tree.tokens import cut, pack
+from bough.tokens import cut, pack
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
 from tests.scenarios.world import World

@@ -7,7 +7,7 @@ import pytest
 from bough.cache.disk.errors import DiskMiss
 from bough.cache.disk.keys import PageKeys
 from bough.cache.store.format import ListedPoint, Section, StorePath, decode, encode, list_section, read_points
-from bough.cache.tree.tokens import pack
+from bough.tokens import pack
 
 KEYS = PageKeys(bytes(32), "model", 4)
 SECTIONS = [Section(0, 0, 2, b"left"), Section(0, 2, 4, b"right"), Section(1, 4, 4, b"")]

@@ -12,7 +12,7 @@ from bough.cache.store import uploader as uploading
 from bough.cache.store.format import PAGE_KEY, PREFIX, ListedPoint, decode, read_points
 from bough.cache.store.sweeping import LEASE
 from bough.cache.store.uploader import SWEEP_EVERY_S, PointList, Upload
-from bough.cache.tree.tokens import pack
+from bough.tokens import pack
 from tests.fake_store import FINGERPRINT, SECRET, FakeObjects, StepStore, failing, make_owner
 
 TOKENS = pack([1, 2, 3, 4])

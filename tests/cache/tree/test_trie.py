@@ -8,8 +8,8 @@ import pytest
 
 from bough.cache.tree.node import Hold, Reason
 from bough.cache.tree.state import Page
-from bough.cache.tree.tokens import common_prefix, pack, unpack
 from bough.cache.tree.trie import NoMemory, Trie
+from bough.tokens import common_prefix, pack, unpack
 from tests.fakes import FakeEngine, full, recurrent, window
 
 

@@ -54,7 +54,7 @@ def with_server(home: Path, served: Address, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def backend(served: Address) -> Iterator[RemoteBackend]:
-    with Client(Settings(api_key=KEYS[0]), served.url) as client:
+    with Client(served.url, KEYS[0]) as client:
         yield RemoteBackend.open(client, None, SilentProgress())
 
 
@@ -274,7 +274,7 @@ def scripted(answers: dict[str, list[dict[str, Any]]], missing_bytes: int | None
     thread = threading.Thread(target=lambda: server.serve_forever(poll_interval=0.01))
     thread.start()
     try:
-        with Client(Settings(), f"http://127.0.0.1:{server.server_port}") as client:
+        with Client(f"http://127.0.0.1:{server.server_port}") as client:
             yield client
     finally:
         server.shutdown()
@@ -321,7 +321,7 @@ def test_a_pull_by_the_server_is_reported():
 
 
 def test_a_wrong_key_is_denied(served):
-    with Client(Settings(api_key="another"), served.url) as client, pytest.raises(AccessDenied, match="not valid"):
+    with Client(served.url, "another") as client, pytest.raises(AccessDenied, match="not valid"):
         RemoteBackend.open(client, None, SilentProgress())
 
 

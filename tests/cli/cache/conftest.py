@@ -10,9 +10,9 @@ import pytest
 from bough.cache.admin.trees import TreeInfo, list_trees
 from bough.cache.disk import Disk
 from bough.cache.tree.address import POINT, Address
-from bough.cache.tree.tokens import cut, pack
 from bough.config import load_settings
 from bough.models.fingerprint import tree_folder
+from bough.tokens import cut, pack
 from tests.cache.disk.shelf import get, put_point
 
 PAGE_TOKENS = 4

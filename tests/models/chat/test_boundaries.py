@@ -7,6 +7,7 @@ import pytest
 from bough.errors import TemplateLimit
 from bough.models import Tokenizer
 from bough.models.chat.boundaries import MAX_MESSAGE_ENDS, Digests, RenderMemo, common_length, prefix_keys
+from bough.models.chat.messages import prepare_messages
 from bough.models.chat.renderer import Renderer
 from bough.types import Mark
 from tests.models.tiny_tokenizer import ALTERNATES, BARE_CHATML, CHATML, PLAIN, THINKS, TRIMS, byte_level, sentencepiece
@@ -122,6 +123,32 @@ def test_tools_belong_to_the_system_part():
     [offset] = offsets(rendered, Mark.SYSTEM_END)
 
     assert "Looks around." in text_before(tokenizer, rendered, offset)
+
+
+@pytest.mark.parametrize("name", ["look", "<|im_end|>"])  # the second is marked as plain text, which moves positions
+def test_tools_that_are_written_before_the_system_text_end_where_sessions_of_an_agent_part(name):
+    tokenizer = Tokenizer(byte_level(CHATML))
+    tool = {"type": "function", "function": {"name": name, "description": "Looks around."}}
+
+    def render(system):
+        given = prepare_messages([{"role": "system", "content": system}, CHAT[1]], [tool], template_knows_tools=False)
+        return tokenizer.template.render(given.messages)
+
+    here, there = render("You work in /here."), render("You work in /there, since May.")
+    tools_end, system_end = offsets(here, Mark.SYSTEM_END)
+
+    assert text_before(tokenizer, here, tools_end).rstrip().endswith("</tool_call>")
+    assert here.ids[:tools_end] == there.ids[:tools_end]
+    assert text_before(tokenizer, here, system_end).rstrip().endswith("/here.<|im_end|>")
+
+
+def test_tools_without_a_system_text_end_with_the_system_message():
+    tokenizer = Tokenizer(byte_level(CHATML))
+    given = prepare_messages(CHAT[1:2], [{"function": {"name": "look"}}], template_knows_tools=False)
+
+    [offset] = offsets(tokenizer.template.render(given.messages), Mark.SYSTEM_END)
+
+    assert text_before(tokenizer, tokenizer.template.render(given.messages), offset).rstrip().endswith("<|im_end|>")
 
 
 def test_tool_results_end_too_also_where_a_template_groups_them():

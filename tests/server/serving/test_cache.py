@@ -13,7 +13,6 @@ import pytest
 from fastapi import HTTPException
 
 from bough.cache.admin.view import Lookup
-from bough.cache.tree.tokens import num_tokens
 from bough.config import Settings
 from bough.errors import PromptTooLong
 from bough.models.encoder import PromptLimit
@@ -23,7 +22,7 @@ from bough.server.apis.bough import cache as cache_api
 from bough.server.apis.bough.cache import PrefixBody
 from bough.server.serving.loaded.model import LARGE_CHARS, PromptThreads
 from bough.server.serving.service import Service
-from bough.tokens import Tokens
+from bough.tokens import Tokens, num_tokens
 from tests.waiting import BOUND_S, wait_until
 
 
@@ -49,7 +48,7 @@ class OneModel(Service):
     async def _using(self, model: str) -> AsyncIterator[Any]:
         yield self.loaded
 
-    def _encode(self, prompt: str, *, limit: PromptLimit, **options: Any) -> Any:
+    def _encode(self, prompt: str, *, limit: PromptLimit, **options: Any) -> EncodedPrompt:
         self.steps.append(f"encoded by {_thread()}")
         limit.check(len(prompt))
         return EncodedPrompt(Tokens.of([1] * len(prompt)))

@@ -23,7 +23,6 @@ from bough.cache.admin import nodes
 from bough.cache.admin.drawing import LEAST_WIDTH, MIN_TOKENS, MOST_WIDTH
 from bough.cache.disk import ReadOnlyTree
 from bough.cache.tree.state import Tier
-from bough.cache.tree.tokens import cut, num_tokens
 from bough.errors import RequestError, TooLarge, Unavailable
 from bough.prompting.ask import Ask
 from bough.server.apis.answering import SaltOf, ServiceOf
@@ -37,6 +36,7 @@ from bough.server.serving.events.hub import INTERVAL_S, LEAST_INTERVAL_S, MOST_I
 from bough.server.serving.events.reader import EventReader
 from bough.server.serving.service import Service
 from bough.server.serving.transfers import require_room, temporary_file
+from bough.tokens import cut, num_tokens
 from bough.types import Message
 
 router = APIRouter(route_class=route_class(format_plain_error), tags=["cache"])
@@ -151,8 +151,9 @@ async def explain(body: PrefixBody, service: ServiceOf, salt: SaltOf) -> JSONRes
 async def warm(body: PrefixBody, request: Request, service: ServiceOf, salt: SaltOf) -> JSONResponse:
     """Compute a prefix and keep it, so that the first request that begins with it is quick."""
     found = await cancel_on_disconnect(request, service.cache.warm(body.to_ask(salt)))
-    counts = {name: getattr(found.result.usage, name) for name in ("prompt_tokens", "cached_tokens", "computed_tokens")}
-    return JSONResponse({"model": found.model, **counts})
+    usage = asdict(found.result.usage)
+    counts = {name: usage[name] for name in ("prompt_tokens", "matched_tokens", "cached_tokens", "computed_tokens")}
+    return JSONResponse({"model": found.model, **counts, "timings": asdict(found.result.timings)})
 
 
 @router.post("/api/cache/keep")

@@ -1,8 +1,8 @@
-"""Answers for `bough run`, with all that the command shows of a model in its own process.
+"""Answers for `bough run` and `bough.connect`, with all that a model in their own process would return.
 
 Parameters have the names of `SamplingParams`, and those that are not given are the model's own. A stream has a JSON object
 in each line: `progress` (tokens of the prompt that are done, and all), `text` with `num_tokens`, and at its end
-`completion`, or `error`. Thinking is part of the text.
+`completion`, or `error`. Thinking is part of the text; calls of tools are only part of the completion's.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pydantic import Field
 
 from bough.config import Settings
 from bough.errors import RequestError
-from bough.prompting.ask import Ask
+from bough.prompting.ask import Ask, ToolChoice
 from bough.sampling_params import unset_names
 from bough.server.apis.answering import SaltOf, ServiceOf, open_answer
-from bough.server.apis.ollama.wire import Messages
+from bough.server.apis.ollama.wire import Ids, Messages, Tools
 from bough.server.http.bounds import SHORT_NAME, check_schema
 from bough.server.http.errors import format_plain_error, to_http_error
 from bough.server.http.json_routes import Wire, route_class
@@ -30,8 +30,7 @@ from bough.types import SamplingParams
 
 router = APIRouter(prefix="/api/run", route_class=route_class(format_plain_error), tags=["run"])
 
-_COMPLETION = ("text", "token_ids", "finish_reason", "usage", "timings", "stop")
-_NAMES = frozenset(each.name for each in fields(SamplingParams)) - {"logprobs"}
+_NAMES = frozenset(each.name for each in fields(SamplingParams))
 _LARGEST = 2**63
 _FIRST_WAIT_S = 30.0
 
@@ -43,21 +42,41 @@ class LoadBody(Wire):
 
 
 class RunBody(LoadBody):
-    """Messages, or a text that is continued as it is. With a seed, each `choice` samples differently."""
+    """Messages, a text or token ids, and the other options of a request of the library.
+
+    A text is continued as it is, or without `raw` is a user's message. With a seed, each `choice` samples differently.
+    """
 
     messages: Messages | None = Field(default=None, min_length=1)
     prompt: str | None = Field(default=None, min_length=1)
+    ids: Ids | None = Field(default=None, min_length=1)
+    raw: bool = True
+    tools: Tools | None = None
+    tool_choice: Annotated[str, SHORT_NAME] | None = None
+    think: bool | None = None
+    continues_answer: bool = True
+    prompt_logprobs: bool = False
+    keep_state: bool = True
     params: dict[str, Any] = Field(default_factory=dict)
     choice: int = Field(default=0, ge=0, lt=2**31)
 
     def to_ask(self, default_model: str, salt: str) -> Ask:
-        """The ask of the body. Raises RequestError unless it has either messages or a text, and for a bad parameter."""
-        if (self.messages is None) == (self.prompt is None):
-            raise RequestError("give either messages or prompt")
+        """The ask of the body. Raises RequestError unless it has one of messages, text and ids, and for a bad parameter."""
+        if sum(each is not None for each in (self.messages, self.prompt, self.ids)) != 1:
+            raise RequestError("give one of messages, prompt and ids")
+        tools = self.tools or ()
         return Ask(
             self.model or default_model,
             messages=None if self.messages is None else [each.to_message() for each in self.messages],
             text=self.prompt,
+            ids=self.ids,
+            is_message=not self.raw,
+            tools=tools,
+            tool_choice=ToolChoice.of(self.tool_choice, tools),
+            think=self.think,
+            continues_answer=self.continues_answer,
+            scores_prompt=self.prompt_logprobs,
+            keep_state=self.keep_state,
             params=_read_params(self.params),
             unset=unset_names(self.params),
             first_choice=self.choice,
@@ -123,7 +142,6 @@ async def write_lines(answer: Answer) -> Pieces:
             elif isinstance(event, Delta):
                 yield json_line({"text": event.text, "num_tokens": event.num_tokens})
             else:
-                written = asdict(event.completion)
-                yield json_line({"completion": {name: written[name] for name in _COMPLETION}})
+                yield json_line({"completion": asdict(replace(event.completion, tool_calls=event.tool_calls))})
     except Exception as error:
         yield json_line(format_plain_error(to_http_error(error)))

@@ -22,7 +22,7 @@ from fastapi.responses import JSONResponse, Response
 
 from bough.errors import RequestError
 from bough.prompting.ask import Ask
-from bough.server.apis.answering import SaltOf, ServiceOf, open_answer, write_logprobs
+from bough.server.apis.answering import SaltOf, ServiceOf, open_answer, write_left_out, write_logprobs
 from bough.server.apis.ollama import wire
 from bough.server.apis.ollama.wire import nanoseconds, write_time
 from bough.server.http.errors import format_plain_error, to_http_error
@@ -119,10 +119,11 @@ async def _load_or_unload(service: Service, model: str, keep_alive_s: float | No
 async def _answer(body: wire.AnswerRequest, ask: Ask, writer: LineWriter, request: Request, service: Service) -> Response:
     if body.streams:
         answer = await open_answer(request, service, ask)
-        return ClosingStream(write_lines(answer, writer), NDJSON, answer.close)
+        return ClosingStream(write_lines(answer, writer), NDJSON, answer.close, write_left_out(answer.started))
     answered = await cancel_on_disconnect(request, service.complete(ask))
     (finished,) = answered.choices
-    return JSONResponse({**writer.write(finished), **writer.end(finished, answered.started)})
+    written = {**writer.write(finished), **writer.end(finished, answered.started)}
+    return JSONResponse(written, headers=write_left_out(answered.started))
 
 
 async def write_lines(answer: Answer, writer: LineWriter) -> Pieces:
@@ -173,16 +174,19 @@ class LineWriter:
         return written
 
     def end(self, finished: Finished, started: Started) -> dict[str, Any]:
-        """The other fields of the last object: why the answer ended, counts and durations."""
+        """The other fields of the last object: why the answer ended, what the prompt lacks, counts and durations."""
         usage, timings = finished.completion.usage, finished.completion.timings
         reason = "stop" if finished.finish_reason == "tool_calls" else finished.finish_reason
         context = {"context": [*started.prompt, *finished.completion.token_ids]} if self.gives_context else {}
+        cut = {"text_cut": True} if started.left_out.is_text_cut else {}
         return {
             **context,
             "done": True,
             "done_reason": reason,
             "total_duration": nanoseconds(time.perf_counter() - self.began_s),
             "load_duration": nanoseconds(started.load_s),
+            "messages_left_out": started.left_out.num_messages,
+            **cut,
             "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_cached_count": usage.cached_tokens,
             "prompt_eval_duration": nanoseconds(timings.prefill_s),

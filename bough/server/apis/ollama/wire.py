@@ -1,6 +1,6 @@
 """Bodies of Ollama's API: messages, tools, options and durations, and how they become an ask. Bough's API takes them, too.
 
-Always true of a body that was read: known options have the right type and fit in 64 bits, unknown ones were ignored; null
+Always true of a body that was read: known options have the right type and fit in 64 bits, unknown ones have no effect; null
 is the same as absent; `keep_alive` is a number of seconds, infinite for one that was negative; nothing is larger than
 `bounds` says.
 """

@@ -17,7 +17,6 @@ from functools import lru_cache
 from itertools import count
 from typing import Any
 
-from bough.cache.tree.tokens import unpack
 from bough.errors import BoughError
 from bough.server.serving.events.frames import (
     NodePieces,
@@ -34,7 +33,7 @@ from bough.server.serving.loaded import LoadedModel
 from bough.server.serving.loaded.progress import FollowedRequests, LiveRequests, RequestProgress
 from bough.server.serving.model.contract import Look, RequestPosition, WatchedRequest
 from bough.system.tasks import end_tasks
-from bough.tokens import Tokens
+from bough.tokens import Tokens, unpack
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from bough.cache.admin.view import PAUSE_NODES, PAUSE_S, explain_reuse
 from bough.cache.admin.watch import TreeChanges
 from bough.cache.residency.census import NodeRecord
 from bough.cache.tree.state import Tier
-from bough.cache.tree.tokens import cut
 from bough.server.serving.events.messages import EdgeMessage
 from bough.server.serving.loaded.progress import RequestProgress, Totals
 from bough.server.serving.model.contract import TEXT_TOKENS, RequestPosition
+from bough.tokens import cut
 from bough.types import Usage
 
 TEXT_CHARACTERS = 200  # the start of a long edge that is shown; `/api/cache/nodes` has all of it

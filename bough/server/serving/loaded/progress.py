@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Literal
 
+from bough.models.prompts import NOTHING_LEFT_OUT, LeftOut
 from bough.server.serving.model.contract import PreparedRequest, root_at
 from bough.tokens import NO_TOKENS, Tokens
 from bough.types import Usage
@@ -47,6 +48,7 @@ class RequestRecord:
     store_bytes: int = 0
     recomputed_tokens: int = 0
     num_texts: int = 0
+    left_out: LeftOut = NOTHING_LEFT_OUT
     error: str | None = None
 
 

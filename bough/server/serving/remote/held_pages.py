@@ -16,9 +16,8 @@ from bough.cache.admin.watch import TreeChanges
 from bough.cache.disk.keys import PageKeys
 from bough.cache.residency.census import NodeRecord
 from bough.cache.tree.state import Tier
-from bough.cache.tree.tokens import TOKEN_BYTES
 from bough.routing import PageNote
-from bough.tokens import Tokens
+from bough.tokens import TOKEN_BYTES, Tokens
 
 ROUTED_TOKENS = 32
 """The tokens of one page for the router."""

@@ -20,7 +20,6 @@ from statistics import fmean
 
 from bough.cache.admin.watch import RootChanges, TreeChanges
 from bough.cache.residency.census import NodeRecord
-from bough.cache.tree.tokens import cut
 from bough.errors import BoughError
 from bough.scheduling.job import Job
 from bough.server.serving.model.contract import (
@@ -34,6 +33,7 @@ from bough.server.serving.model.contract import (
 )
 from bough.server.serving.remote.leases import Leases
 from bough.server.serving.remote.replicas import Operation, ReplicaLost, Replicas
+from bough.tokens import cut
 
 log = logging.getLogger(__name__)
 

@@ -33,5 +33,5 @@ def test_a_long_conversation_is_refused_and_not_shortened():
 
 @pytest.mark.parametrize("body", [{}, {"messages": [USER], "prompt": "Hello"}])
 def test_there_are_either_messages_or_a_text(body):
-    with pytest.raises(RequestError, match="give either messages or prompt"):
+    with pytest.raises(RequestError, match="give one of messages, prompt and ids"):
         read(**body)

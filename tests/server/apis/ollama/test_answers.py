@@ -11,6 +11,8 @@ import httpx
 import ollama
 import pytest
 
+from tests.waiting import wait_until
+
 GREEDY = {"temperature": 0, "repeat_penalty": 1, "num_predict": 8}
 CHAT = [{"role": "user", "content": "Tell me about the history of Paris."}]
 COUNTERS = ("total_duration", "load_duration", "prompt_eval_count", "prompt_eval_duration", "eval_count", "eval_duration")
@@ -135,6 +137,51 @@ def test_a_conversation_that_is_too_long_loses_its_oldest_messages(http):
 
     assert answer.status_code == 200
     assert answer.json()["prompt_eval_count"] < 128
+    assert answer.json()["messages_left_out"] == int(answer.headers["x-bough-messages-left-out"]) == 2
+
+
+def test_a_stream_says_in_its_headers_and_at_its_end_that_messages_were_left_out(http):
+    long = [{"role": "user", "content": "word " * 300}, {"role": "assistant", "content": "Yes."}, *CHAT]
+
+    answer = post_chat(http, messages=long, options={**GREEDY, "num_ctx": 128})
+
+    assert answer.headers["x-bough-messages-left-out"] == "2"
+    *pieces, last = read_lines(answer)
+    assert last["messages_left_out"] == 2 and "text_cut" not in last
+    assert not any("messages_left_out" in piece for piece in pieces)
+
+
+def test_an_answer_to_a_whole_conversation_says_that_nothing_was_left_out(http):
+    answer = post_chat(http, stream=False)
+
+    assert answer.json()["messages_left_out"] == 0
+    assert not [name for name in answer.headers if name.startswith("x-bough")]
+
+
+def test_an_answer_says_that_the_beginning_of_its_text_was_cut(http):
+    for fields in ({}, {"raw": True}):
+        answer = post_generate(http, prompt="word " * 300, options={**GREEDY, "num_ctx": 128}, stream=False, **fields)
+
+        assert answer.json()["text_cut"] is True and answer.json()["messages_left_out"] == 0
+        assert answer.headers["x-bough-text-cut"] == "true"
+
+
+def test_what_a_request_asks_for_in_vain_is_in_the_log_once_and_so_is_the_reason_of_a_refusal(http, caplog):
+    options = {**GREEDY, "num_ctx": 1_000_000, "dry_base": 2}
+    with caplog.at_level("INFO", "bough"):
+        for _ in range(2):
+            post_chat(http, options=options, grammar="root ::= x", stream=False)
+        post_chat(http, options={"num_ctx": 0})
+        wait_until(lambda: any(" 400 " in record.getMessage() for record in caplog.records))  # written after the answer
+
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line for line in lines if "no effect" in line] == [
+        "num_ctx above the context of smollm2 has no effect: 1,000,000 tokens are asked for, and there are 8,192",
+        "the field 'options.dry_base' of /api/chat has no effect: this server does not know it",
+        "the field 'grammar' of /api/chat has no effect: this server does not know it",
+    ]
+    [refused] = [line for line in lines if line.startswith("POST /api/chat 400 ")]
+    assert refused.endswith("ms: num_ctx is 0, and must be at least 1")
 
 
 def test_a_conversation_that_is_too_long_is_refused_if_it_must_not_be_cut(http):

@@ -11,7 +11,6 @@ import pytest
 
 from bough.cache.disk.errors import DiskMiss
 from bough.cache.disk.keys import SECRET_BYTES
-from bough.cache.tree.tokens import pack
 from bough.config import Settings
 from bough.generate.request import Request
 from bough.models import ModelFiles
@@ -19,7 +18,7 @@ from bough.routing import Copy
 from bough.runtime import Runtime, load_runtime
 from bough.server.serving.remote.host import ReplicaHost
 from bough.server.serving.remote.replicas import RemoteRequest
-from bough.tokens import Tokens
+from bough.tokens import Tokens, pack
 from bough.types import Completion, SamplingParams
 from tests.server.serving.remote.local_replicas import LocalReplicas
 from tests.tiny_models import make_folder

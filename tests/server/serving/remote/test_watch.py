@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from bough.cache.admin.nodes import evict_node, keep_node, read_node
-from bough.cache.tree.tokens import num_tokens
 from bough.errors import NodeNotFound, RequestError
 from bough.prompting.ask import Ask
 from bough.server.serving.cache import NodeName
@@ -24,6 +23,7 @@ from bough.server.serving.remote.leases import LEASE_S
 from bough.server.serving.remote.replicas import Operation
 from bough.server.serving.remote.watch import Watches
 from bough.server.serving.service import Service
+from bough.tokens import num_tokens
 from bough.types import SamplingParams
 from tests.gates import Gate, pass_time
 from tests.server.serving.events.test_hub import Client, count_done, seen_tree, until_collected
