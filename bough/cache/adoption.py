@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from bough.cache.residency import LaneSlot, LiveSequence, Residency, SaltTrie
 from bough.cache.residency.disk_load import DiskLoad
 from bough.cache.residency.fetching import Fetch, open_fetch
-from bough.cache.residency.node_paths import node_at
 from bough.cache.tree.node import Node
 from bough.cache.tree.plan import LiveRows, needed, plan
 from bough.cache.tree.state import Group, GroupSource, Incoming, Item, Kind, Page, Range, State, Tier
@@ -300,7 +299,7 @@ class Adoption:
             wanted = self._plan_with_less_memory(limit)
 
     def _move_hold(self, found: Match, offset: int) -> Node:
-        node = node_at(found.node, offset) if offset else self._trie.root
+        node = found.node.at(offset) if offset else self._trie.root
         self._room.move_hold(self._trie, self._hold, node, offset)
         return node
 

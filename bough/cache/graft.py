@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bough.cache.residency import Residency, SaltTrie
-from bough.cache.residency.node_paths import has_holes, node_at, nodes_above
 from bough.cache.residency.placing import AddedEdges, HeldRows, cover
 from bough.cache.restore import add_recorded_point, descend, page_on_disk, state_on_disk
 from bough.cache.steps import Steps
@@ -111,7 +110,7 @@ class Graft:
             if found.length < end:
                 return None
             node = found.node
-        self._nodes[index] = node = node_at(node, end)
+        self._nodes[index] = node = node.at(end)
         return node
 
     def _path(self, index: int) -> bytes:
@@ -168,12 +167,12 @@ class Graft:
     def _fill(self, trie: SaltTrie, node: Node, file: DiskFile) -> None:
         """Let the tree use the rows of a file that it lacks, in every node with such rows."""
         group, used = self._groups[file.address.group], self._clock_offset + file.last_used
-        for at in nodes_above(node, file.address.start):
+        for at in node.upwards(file.address.start):
             missing = list(at.missing_between(group, file.address.start, file.address.end, trie.page_tokens))
             for low, high in missing:
                 self._add_page(trie, at, group, HeldRows(file, low, high))
             if missing:
-                at.has_holes = has_holes(trie, at)
+                at.has_holes = trie.lacks_rows(at)
             if missing or at.last_used < used:
                 at.last_used = max(at.last_used, used)
                 self._evictor.offer(trie, at)
@@ -224,7 +223,7 @@ class Graft:
         end = self._steps[index].end
         start, rows = group.first_needed(end), list[tuple[Node, HeldRows[DiskFile]]]()
         offered = list(self._offered(index, group))
-        for at in nodes_above(node, start):
+        for at in node.upwards(start):
             for low, high in at.missing_between(group, start, end, trie.page_tokens):
                 parts = cover(offered, low, high)
                 if parts is None:

@@ -16,7 +16,6 @@ from bough.cache.disk import Disk
 from bough.cache.residency import Residency, SaltForest, SaltTrie
 from bough.cache.residency.evictor import Evictor
 from bough.cache.residency.memory import Memory
-from bough.cache.residency.node_paths import has_holes, missing_rows, node_at, nodes_above
 from bough.cache.residency.policy import is_empty_leaf
 from bough.cache.tree.address import Address, DiskFile, PointRecord
 from bough.cache.tree.node import Hold, Node, Point, Reason
@@ -234,7 +233,7 @@ class _Contents:
     def _attach(self, part: _PathPart, file: DiskFile) -> None:
         address, group = file.address, self._groups.get(file.address.group)
         if group is not None and (address.start < address.end) == (group.kind is not Kind.RECURRENT):
-            node, used = node_at(part.hold.node, address.end), self._clock_offset + file.last_used
+            node, used = part.hold.node.at(address.end), self._clock_offset + file.last_used
             if group.kind is Kind.RECURRENT:
                 self._states[node, address.end].append(state_on_disk(group, file))
                 file.num_users = 1
@@ -249,7 +248,7 @@ class _Contents:
     def _attach_rows(self, node: Node, group: Group, file: DiskFile, used: float) -> None:
         """Make pages of the rows that a longer file does not hold already, in every node with such rows."""
         start, end = file.address.start, file.address.end
-        for at in nodes_above(node, start):
+        for at in node.upwards(start):
             low = max(start, at.start)
             pages = at.pages.setdefault(group, [])
             if not pages or pages[-1].end <= low:  # the usual case
@@ -263,13 +262,13 @@ class _Contents:
 
     def _add_point(self, part: _PathPart, record: PointRecord) -> None:
         """Make a restore point again; one that lacks a state or window rows is noted as broken."""
-        node, offset, memory = node_at(part.hold.node, record.address.end), record.address.end, self._memory
+        node, offset, memory = part.hold.node.at(record.address.end), record.address.end, self._memory
         point = add_recorded_point(self._trie, node, record)
         point.states = {state.group: state for state in self._states.pop((node, offset), [])}
         is_whole = all(group in point.states for group in memory.recurrent)
         for group in memory.windows:
             self._trie.hold_window(node, point, group)
-            missing = missing_rows(node, group, group.first_needed(offset), offset, memory.page_tokens)
+            missing = node.missing_on_path(group, group.first_needed(offset), offset, memory.page_tokens)
             is_whole = is_whole and next(missing, None) is None
         if not is_whole:
             self._broken.append((node, point))
@@ -311,7 +310,7 @@ def _finish_trie(trie: SaltTrie, evictor: Evictor) -> None:
         if is_empty_leaf(node) and not node.points:
             trie.remove(node)
             continue
-        node.has_holes = has_holes(trie, node)
+        node.has_holes = trie.lacks_rows(node)
         node.hits = 1
         node.parent.last_used = max(node.parent.last_used, node.last_used)
     for node in trie.walk():
