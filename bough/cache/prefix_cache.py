@@ -21,13 +21,12 @@ from dataclasses import dataclass
 
 from bough.cache.adoption import Adopter
 from bough.cache.finish import Finisher
-from bough.cache.graft import Graft, ImportedTree
 from bough.cache.record import POINT_SPACING, CaptureCosts, Recorder
 from bough.cache.residency import Clock, Lanes, Memory, Rates, Residency, SaltForest, SaltTrie, Tiers
 from bough.cache.residency.policy import Policy
-from bough.cache.restore import restore
+from bough.cache.restore import attach, restore
 from bough.cache.session import Session, SessionContext
-from bough.cache.steps import Steps
+from bough.cache.tree.address import DiskFile, PointRecord
 from bough.cache.tree.forest import Forest
 from bough.cache.tree.state import PAGE_TOKENS, Lane, PageStore
 from bough.cache.upkeep import Upkeep
@@ -104,9 +103,9 @@ class PrefixCache:
         """Build the tree that an earlier run left on disk. Only at the start, while the cache is empty."""
         restore(self.residency)
 
-    def graft(self, salt: str, imported: ImportedTree) -> Steps[None]:
-        """Add to the tree what an import has put on disk for a salt."""
-        return Graft(self.residency, salt, imported).run()
+    def attach(self, salt: str, files: Sequence[DiskFile], points: Sequence[PointRecord]) -> None:
+        """Add to the tree of a salt what an import has put on disk, and drop what the tree does not need."""
+        attach(self.residency, salt, files, points)
 
     def begin(
         self,

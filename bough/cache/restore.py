@@ -1,34 +1,35 @@
-"""Restoring: the tree as an earlier run left it on disk, built again from the index alone.
+"""Restoring: what is on disk becomes part of the tree, after a start or an import, from what the index says alone.
 
 No page is read: content stays on disk until a request needs it. A page's address names the page border before it by a
-digest, so the index is walked from the root, border by border. First the edges are built, then pages, states and restore
-points are attached to them. Entries that the walk does not reach, because a page before them is missing, are dropped.
+digest, so files are followed from the root, border by border. First the edges are built, then pages, states and restore
+points are attached to them, where the tree lacks them: what it has in memory stays as it is. Entries that are not reached,
+because a page before them is missing, and those that the tree does not need, are dropped. All of it is one step.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from bough.cache.disk import Disk
-from bough.cache.residency import Residency, SaltForest, SaltTrie
-from bough.cache.residency.evictor import Evictor
-from bough.cache.residency.memory import Memory
-from bough.cache.residency.policy import is_empty_leaf
+from bough.cache.residency import Residency, SaltTrie
+from bough.cache.residency.placing import AddedEdges
 from bough.cache.tree.address import Address, DiskFile, PointRecord
 from bough.cache.tree.node import Hold, Node, Point, Reason
 from bough.cache.tree.state import Group, Kind, Page, State, Tier
+from bough.errors import EngineError
 from bough.system.processes import without_gc
-from bough.tokens import common_prefix, cut, num_tokens
+from bough.tokens import cut, num_tokens
 
 _NO_USERS: set[Point | Hold] = set()  # of pages of full attention, which never have any
 
 
 @dataclass
 class _Border:
-    """Files and restore points that the index has between one page border and the next."""
+    """Files and restore points that begin between one page border and the next."""
 
     files: list[DiskFile] = field(default_factory=list)
     points: list[PointRecord] = field(default_factory=list)
@@ -68,35 +69,38 @@ def restore(residency: Residency) -> None:
     """Build the tries that the disk holds, as far as its budget goes. The forest must be empty."""
     disk, forest = residency.memory.disk, residency.forest
     assert disk is not None and not forest.tries
+    files, points = defaultdict[bytes, list[DiskFile]](list), defaultdict[bytes, list[PointRecord]](list)
+    for file in disk.files():
+        files[file.address.root].append(file)
+    for record in disk.points():
+        points[record.address.root].append(record)
     with without_gc():
-        for trie in _build_tries(disk, forest, residency.memory, residency.clock.offset):
-            _finish_trie(trie, residency.evictor)
+        for root in files.keys() | points.keys():
+            trie = forest.make(root)
+            _Attaching(residency, disk, trie, AddedEdges(trie, trie.split)).attach(files[root], points[root])
             forest.add(trie)
     while disk.claimed_bytes > disk.budget_bytes and residency.evictor.evict_one(Tier.DISK):
         pass
 
 
-def _build_tries(disk: Disk, forest: SaltForest, memory: Memory, clock_offset: float) -> Iterator[SaltTrie]:
-    roots: dict[bytes, dict[bytes, _Border]] = defaultdict(lambda: defaultdict(_Border))
-    for file in disk.files():
-        file.num_users = 0
-        roots[file.address.root][file.address.before].files.append(file)
-    for record in disk.points():
-        roots[record.address.root][record.address.before].points.append(record)
-    for root, borders in roots.items():
-        trie = forest.make(root)
-        parts = _Edges(disk, trie, borders).build()
-        _Contents(disk, trie, memory, clock_offset).attach(parts)
-        for border in borders.values():  # those that were not reached
-            _drop_border(disk, border)
-        yield trie
+def attach(residency: Residency, salt: str, files: Sequence[DiskFile], points: Sequence[PointRecord]) -> None:
+    """Add to the tree of a salt what an import has put on disk, and drop what the tree does not need.
+
+    Costs about as much for each file as a start does. Files that were dropped or cleared meanwhile are left out.
+    """
+    disk, trie = residency.memory.disk, residency.forest.open(salt)
+    assert disk is not None
+    added = AddedEdges(trie, partial(residency.saver.split_edge, trie))
+    _Attaching(residency, disk, trie, added).attach([file for file in files if file.is_saved and disk.has(file)], points)
+    residency.saver.save_split()
+    residency.evictor.forget_if_empty(trie)
 
 
 class _Edges:
-    """Builds the edges of one trie, from the borders of its index, which are taken out as they are reached."""
+    """Adds the edges to a trie that lead along some borders, which are taken out as they are reached."""
 
-    def __init__(self, disk: Disk, trie: SaltTrie, borders: dict[bytes, _Border]) -> None:
-        self._disk, self._trie, self._borders = disk, trie, borders
+    def __init__(self, disk: Disk, trie: SaltTrie, added: AddedEdges, borders: dict[bytes, _Border]) -> None:
+        self._disk, self._trie, self._added, self._borders = disk, trie, added, borders
         self._parts: list[_PathPart] = []
 
     def build(self) -> list[_PathPart]:
@@ -118,64 +122,37 @@ class _Edges:
             digest = self._disk.keys.after(digest, tokens[-1])
             offset += num_tokens(tokens[-1])
             border = self._take(digest, offset)
-        self._extend(hold, b"".join(tokens))
-        self._parts.append(_PathPart(hold, run))
-        branches = blocks.items() if border is not None else ()
-        return [self._branch(hold, digest, block, own) for block, own in branches]
+        if not self._add_part(hold, b"".join(tokens), run):
+            return []
+        branches = list[tuple[bytes, Hold]]()
+        for block, own in blocks.items() if border is not None else ():
+            end = _hold_at(hold.node, hold.offset)
+            if self._add_part(end, block, [own]):
+                branches.append((self._disk.keys.after(digest, block), _hold_at(end.node, end.offset)))
+        return branches
 
     def _take(self, digest: bytes, offset: int) -> _Border | None:
-        """The border with this digest, at `offset`; entries that claim another offset are dropped."""
+        """What there is after the border with this digest, at `offset`, without entries that claim another offset."""
         border = self._borders.pop(digest, None)
         if border is None:
             return None
-        strange = _Border(
-            [each for each in border.files if not _begins_at(each.address, offset)],
-            [each for each in border.points if not _begins_at(each.address, offset)],
-        )
-        if strange.files or strange.points:
-            border.files = [each for each in border.files if _begins_at(each.address, offset)]
-            border.points = [each for each in border.points if _begins_at(each.address, offset)]
-            _drop_border(self._disk, strange)
-        return border if border.files or border.points else None
+        files = [each for each in border.files if _begins_at(each.address, offset)]
+        points = [each for each in border.points if _begins_at(each.address, offset)]
+        return _Border(files, points) if files or points else None
 
-    def _branch(self, hold: Hold, digest: bytes, block: bytes, own: _Border) -> tuple[bytes, Hold]:
-        """Add one of several blocks that follow a border, with its entries."""
-        end = _hold_at(hold.node, hold.offset)
-        self._extend(end, block)
-        self._parts.append(_PathPart(end, [own]))
-        return self._disk.keys.after(digest, block), _hold_at(end.node, end.offset)
-
-    def _extend(self, hold: Hold, tokens: bytes) -> None:
-        """Add the tokens that the trie lacks below a hold, and move the hold to their end."""
-        end, found = hold.offset + num_tokens(tokens), descend(hold.node, hold.offset, tokens)
+    def _add_part(self, hold: Hold, tokens: bytes, borders: list[_Border]) -> bool:
+        """Add the tokens that the trie lacks below a hold, and move the hold to their end; False if that cannot be done."""
+        self._parts.append(_PathPart(hold, borders))
+        end, found = hold.offset + num_tokens(tokens), self._trie.match(tokens, start=hold)
         node = found.node
-        if found.rest and found.offset == node.end and node.is_leaf and not node.is_root:
-            self._trie.grow(node, found.rest)
-        elif found.rest:
-            parent = self._trie.split(node, found.offset) if found.offset < node.end else node
-            node = self._trie.append(parent, found.rest)
+        if found.length < end:
+            try:
+                node = self._added.add(node, found.length, cut(tokens, found.length - hold.offset))
+            except (EngineError, MemoryError):  # the edge cannot be split
+                borders.clear()
+                return False
         hold.move(node, end)
-
-
-@dataclass(frozen=True)
-class Divergence:
-    """Where tokens leave the tree: at an offset of a node, and the rest of the tokens."""
-
-    node: Node
-    offset: int
-    rest: bytes
-
-
-def descend(node: Node, offset: int, tokens: bytes) -> Divergence:
-    """Follow tokens from an offset of a node down the tree."""
-    while tokens:
-        shared = common_prefix(cut(node.edge, offset - node.start), tokens)
-        offset, tokens = offset + shared, cut(tokens, shared)
-        child = node.children.get(memoryview(tokens).cast("i")[0]) if tokens and offset == node.end else None
-        if child is None:
-            break
-        node = child
-    return Divergence(node, offset, tokens)
+        return True
 
 
 def _hold_at(node: Node, offset: int) -> Hold:
@@ -184,69 +161,70 @@ def _hold_at(node: Node, offset: int) -> Hold:
     return hold
 
 
-def _drop_border(disk: Disk, border: _Border) -> None:
-    for file in border.files:
-        _drop_file(disk, file)
-    for record in border.points:
-        disk.drop_point(record.address)
-
-
 def _start(page: Page) -> int:
     return page.start
 
 
-def _drop_file(disk: Disk, file: DiskFile) -> None:
-    file.num_users = 1
-    disk.drop(file)
+class _Attaching:
+    """Attaches files and restore points to one trie, along edges that are added for them."""
 
-
-class _Contents:
-    """Attaches files and restore points to the edges of one trie."""
-
-    def __init__(self, disk: Disk, trie: SaltTrie, memory: Memory, clock_offset: float) -> None:
-        self._disk, self._trie, self._memory = disk, trie, memory
-        self._groups = {group.index: group for group in memory.groups}
-        self._clock_offset = clock_offset  # added to a time on disk, it gives one of this run's clock
+    def __init__(self, residency: Residency, disk: Disk, trie: SaltTrie, added: AddedEdges) -> None:
+        self._disk, self._trie, self._added = disk, trie, added
+        self._memory, self._evictor = residency.memory, residency.evictor
+        self._groups = {group.index: group for group in residency.memory.groups}
+        self._clock_offset = residency.clock.offset  # added to a time on disk, it gives one of this run's clock
         self._broken: list[tuple[Node, Point]] = []  # restore points that cannot be restored
         self._states: dict[tuple[Node, int], list[State]] = defaultdict(list)
+        self._windows: set[Node] = set()  # with new rows of windows
 
-    def attach(self, parts: list[_PathPart]) -> None:
-        """Attach everything; the holds of the parts are removed."""
+    def attach(self, files: Sequence[DiskFile], points: Sequence[PointRecord]) -> None:
+        """Attach everything that has a place, and drop the rest."""
+        borders: dict[bytes, _Border] = defaultdict(_Border)
+        for file in files:
+            borders[file.address.before].files.append(file)
+        for record in points:
+            borders[record.address.before].points.append(record)
+        parts = _Edges(self._disk, self._trie, self._added, borders).build()
+        unplaced = {record.address for record in points}
         for part in parts:
             for border in part.borders:
                 if len(border.files) > 1:
                     border.files.sort(key=lambda file: file.address.start - file.address.end)  # the longest first
                 for file in border.files:
-                    self._attach(part, file)
+                    self._attach(part.hold.node, file)
         for part in parts:
             for border in part.borders:
                 for record in border.points:
-                    self._add_point(part, record)
+                    self._add_point(part.hold.node, record)
+                    unplaced.discard(record.address)
             part.hold.node.holds.discard(part.hold)
-        for node, point in self._broken:  # not before all are there: they may share window rows
-            self._trie.drop_point(node, point)
-        for states in self._states.values():
-            for state in states:
-                self._trie.memory.release(state)  # of no restore point
-        self._release_unused()
+        self._drop_useless()
+        self._disk.drop_unused(files)
+        for address in unplaced:
+            self._disk.drop_point(address)
+        self._finish([part.hold.node for part in parts])
 
-    def _attach(self, part: _PathPart, file: DiskFile) -> None:
+    def _attach(self, end: Node, file: DiskFile) -> None:
         address, group = file.address, self._groups.get(file.address.group)
-        if group is not None and (address.start < address.end) == (group.kind is not Kind.RECURRENT):
-            node, used = part.hold.node.at(address.end), self._clock_offset + file.last_used
-            if group.kind is Kind.RECURRENT:
-                self._states[node, address.end].append(state_on_disk(group, file))
-                file.num_users = 1
-                node.last_used = max(node.last_used, used)
-            else:
-                self._attach_rows(node, group, file, used)
-        if file.num_users:
-            self._trie.memory.count_file(file)
+        if group is None or (address.start < address.end) != (group.kind is not Kind.RECURRENT):
+            return
+        node, used = end.at(address.end), self._clock_offset + file.last_used
+        node.hits = max(node.hits, file.hits)
+        if group.kind is Kind.RECURRENT:
+            state = State(group, address.end, None, 0, Tier.DISK, {file: (address.end, address.end)})
+            self._states[node, address.end].append(state)
+            self._use(file)
+            node.last_used = max(node.last_used, used)
         else:
-            _drop_file(self._disk, file)
+            self._attach_rows(node, group, file, used)
+
+    def _use(self, file: DiskFile) -> None:
+        if not file.num_users:
+            self._trie.memory.count_file(file)
+        self._disk.use(file)
 
     def _attach_rows(self, node: Node, group: Group, file: DiskFile, used: float) -> None:
-        """Make pages of the rows that a longer file does not hold already, in every node with such rows."""
+        """Make pages of the rows that neither the tree nor a longer file has, in every node with such rows."""
         start, end = file.address.start, file.address.end
         for at in node.upwards(start):
             low = max(start, at.start)
@@ -256,14 +234,21 @@ class _Contents:
             else:
                 ranges = list(at.missing_between(group, low, end, self._memory.page_tokens))
             for first, last in ranges:
-                insort(pages, page_on_disk(group, first, last, file), key=_start)
-                file.num_users += 1
+                users = set[Point | Hold]() if group.kind is Kind.WINDOW else _NO_USERS
+                insort(pages, Page(group, first, last, None, 0, users, Tier.DISK, {file: (first, last)}), key=_start)
+                self._use(file)
             at.last_used = max(at.last_used, used)
+            if group.kind is Kind.WINDOW and ranges:
+                self._windows.add(at)
 
-    def _add_point(self, part: _PathPart, record: PointRecord) -> None:
-        """Make a restore point again; one that lacks a state or window rows is noted as broken."""
-        node, offset, memory = part.hold.node.at(record.address.end), record.address.end, self._memory
-        point = add_recorded_point(self._trie, node, record)
+    def _add_point(self, end: Node, record: PointRecord) -> None:
+        """Make a restore point, if there is none; one that lacks a state or window rows is noted as broken."""
+        node, offset, memory = end.at(record.address.end), record.address.end, self._memory
+        if (known := node.points.get(offset)) is not None:
+            self._trie.keep_point(node, known, known.kept or record.is_kept)
+            return
+        point = self._trie.add_point(node, offset, Reason(record.reason), kept=record.is_kept)
+        point.superseded, point.indexed = record.is_superseded, record
         point.states = {state.group: state for state in self._states.pop((node, offset), [])}
         is_whole = all(group in point.states for group in memory.recurrent)
         for group in memory.windows:
@@ -273,45 +258,34 @@ class _Contents:
         if not is_whole:
             self._broken.append((node, point))
 
-    def _release_unused(self) -> None:
-        """Drop the window rows that no restore point needs."""
-        for node in self._trie.walk():
-            for group, pages in node.pages.items():
-                if group.kind is Kind.WINDOW:
-                    for page in [page for page in pages if not page.users]:
-                        self._trie.drop_page(node, page)
+    def _drop_useless(self) -> None:
+        """Drop broken restore points, states of none, and the window rows that no restore point needs."""
+        for node, point in self._broken:  # not before all are there: they may share window rows
+            self._trie.drop_point(node, point)
+        for states in self._states.values():
+            for state in states:
+                self._trie.memory.release(state)
+        for node in self._windows:
+            for group in self._memory.windows:
+                for page in [page for page in node.pages.get(group, ()) if not page.users]:
+                    self._trie.drop_page(node, page)
 
-
-def page_on_disk(group: Group, start: int, end: int, file: DiskFile) -> Page:
-    """Rows [start, end) of a file, as a page of the tree; window rows have no user yet."""
-    users: set[Point | Hold] = set() if group.kind is Kind.WINDOW else _NO_USERS
-    return Page(group, start, end, None, 0, users, Tier.DISK, {file: (start, end)})
-
-
-def state_on_disk(group: Group, file: DiskFile) -> State:
-    """The content of a file, as a state of the tree."""
-    offset = file.address.end
-    return State(group, offset, None, 0, Tier.DISK, {file: (offset, offset)})
-
-
-def add_recorded_point(trie: SaltTrie, node: Node, record: PointRecord) -> Point:
-    """Add a restore point as the disk's index has it, still without its content."""
-    point = trie.add_point(node, record.address.end, Reason(record.reason), kept=record.is_kept)
-    point.superseded = record.is_superseded
-    point.indexed = record
-    return point
-
-
-def _finish_trie(trie: SaltTrie, evictor: Evictor) -> None:
-    """Mark holes, remove leaves that hold nothing, give parents the recency of their children, offer all to eviction."""
-    for node in reversed(list(trie.walk())):
-        if node.parent is None:
-            continue
-        if is_empty_leaf(node) and not node.points:
-            trie.remove(node)
-            continue
-        node.has_holes = trie.lacks_rows(node)
-        node.hits = 1
-        node.parent.last_used = max(node.parent.last_used, node.last_used)
-    for node in trie.walk():
-        evictor.offer(trie, node)
+    def _finish(self, ends: Iterable[Node]) -> None:
+        """Mark holes, remove new leaves that hold nothing, give parents the uses of their children, offer all."""
+        nodes = set[Node]()
+        for end in ends:
+            while end.parent is not None and end not in nodes:
+                nodes.add(end)
+                end = end.parent
+        for node in sorted(nodes, key=lambda node: -node.end):
+            assert node.parent is not None
+            if self._added.is_empty(node):
+                self._trie.remove(node)
+                nodes.discard(node)
+                continue
+            node.has_holes = self._trie.lacks_rows(node)
+            node.hits = max(node.hits, sum(child.hits for child in node.children.values()))
+            node.parent.last_used = max(node.parent.last_used, node.last_used)
+        self._trie.version += 1
+        for node in nodes:
+            self._evictor.offer(self._trie, node)

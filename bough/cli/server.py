@@ -51,7 +51,7 @@ def run_server(settings: Settings, screen: Screen) -> None:
         limit_thread_spinning()  # before OpenMP is loaded with torch's library
     from bough.server.app import make_app, make_service
     from bough.server.http.listening import bind, host, is_loopback, url_of
-    from bough.server.logs import set_up_logs, writing_log_file
+    from bough.server.log_format import set_up_logs, writing_log_file
 
     notes = screen.notes
     with bind(settings.host, settings.port) as bound, _LoadProgress(notes) as progress, ExitStack() as held:

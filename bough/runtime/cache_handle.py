@@ -7,7 +7,7 @@ and wait for the disk, so the engine's thread itself must not call them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from bough.cache.admin.view import Explanation, Lookup, TreeRecords, TreeView, V
 from bough.cache.disk import Disk, DiskError
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.steps import Steps
+from bough.cache.tree.address import DiskFile, PointRecord
 from bough.errors import RequestError
 from bough.prompting.prompt import ModelFacts, encode_ask, encode_prefix
 from bough.prompting.user_prompt import read_prompt
@@ -100,21 +101,22 @@ class CacheHandle:
         """Write the tree of one salt, as it is now, into one file; requests go on meanwhile.
 
         State in memory alone, for which the disk has no room, is counted as skipped. Raises RequestError without a disk
-        tier or for a model without full attention, DiskError if it fails or is no longer wanted: then there is no file.
+        tier, DiskError if it fails or is no longer wanted: then there is no file.
         """
         disk = self._require_disk()
         saved = self._cache.upkeep.save(salt, self._run)
         if not saved.is_written:
             raise DiskError("some state in memory could not be saved, so the archive would be incomplete")
-        done = export_tree(disk, Path(file), salt, run=self._run, is_wanted=is_wanted)
+        done = export_tree(disk, Path(file), salt, is_wanted)
         return replace(done, num_skipped=done.num_skipped + saved.num_without_room)
 
     def import_file(self, file: str | Path, salt: str = "") -> ImportResult:
         """Add an archive to the tree of a salt, as far as the disk has room. Raises RequestError, DiskError."""
-        cache = self._cache
-        return import_tree(
-            self._require_disk(), Path(file), salt, lambda imported: self._run(lambda: cache.graft(salt, imported))
-        )
+
+        def attach(files: Sequence[DiskFile], points: Sequence[PointRecord]) -> None:
+            self._call(lambda: self._cache.attach(salt, files, points))
+
+        return import_tree(self._require_disk(), Path(file), salt, attach)
 
     def _require_disk(self) -> Disk:
         disk = self._cache.memory.disk

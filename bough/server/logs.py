@@ -7,21 +7,12 @@ quote the beginning of a wrong value.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import re
 import secrets
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from logging.handlers import QueueHandler, QueueListener, RotatingFileHandler
-from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -35,10 +26,8 @@ from bough.server.serving.metrics import Metrics
 
 log = logging.getLogger("bough.requests")
 
-LOG_FILE_BYTES, NUM_OLD_FILES = 5 * 10**6, 2
 _PATH_BYTES = 500
 _REASON_CHARACTERS = 300
-_RED, _YELLOW, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
 _PROBED_PATHS = OPEN_PATHS | {"/metrics"}
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})(-.*)?")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
@@ -137,18 +126,20 @@ def _describe(scope: Scope, trace: RequestTrace, total_s: float) -> dict[str, An
     """The fields of a request's line. Unknown ones are left out."""
     client = scope.get("client")
     path: bytes = scope.get("raw_path", scope["path"].encode()).partition(b"?")[0]
+    record = trace.slot.record
+    reason = trace.error.text or (record.error if record else None) or ""  # the second ends a stream that has begun
     fields: dict[str, Any] = {
         "method": scope["method"],
         "path": path[:_PATH_BYTES].decode("ascii", "backslashreplace"),
         "status": trace.status,
-        **(_describe_record(trace.slot.record) if trace.slot.record else {}),
+        **(_describe_record(record) if record else {}),
         "total_s": round(total_s, 4),
         "client": client[0] if client else "",
         "key": scope.get("state", {}).get("key_name", ""),
         "trace_id": trace.trace_id,
         "request_id": trace.request_id,
         "note": "" if trace.is_whole else "the client hung up",
-        "reason": trace.error.text[:_REASON_CHARACTERS],
+        "reason": reason[:_REASON_CHARACTERS],
     }
     return {name: value for name, value in fields.items() if value != ""}
 
@@ -193,83 +184,3 @@ def _to_line(fields: dict[str, Any]) -> str:
     if "reason" in fields:
         text += f": {fields['reason']}"
     return text if text.isprintable() else ascii(text)[1:-1]
-
-
-class LineFormatter(logging.Formatter):
-    """Each record as a line for people: time (on a terminal without the date), level of warnings and errors, text."""
-
-    def __init__(self, *, is_terminal: bool, has_colours: bool) -> None:
-        super().__init__(datefmt="%H:%M:%S" if is_terminal else "%Y-%m-%d %H:%M:%S")
-        self._has_colours = has_colours
-
-    def format(self, record: logging.LogRecord) -> str:
-        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        text = f"{level}{record.getMessage()}"
-        if record.exc_info:
-            text = f"{text}\n{self.formatException(record.exc_info)}"
-        status, colour = getattr(record, "fields", {}).get("status", 0), ""
-        if self._has_colours and (record.levelno >= logging.WARNING or status >= 400):
-            colour = _RED if record.levelno >= logging.ERROR or status >= 500 else _YELLOW
-        return f"{self.formatTime(record, self.datefmt)} {colour}{text}{_PLAIN if colour else ''}"
-
-
-class _StandardError(logging.StreamHandler[Any]):
-    """Writes to the present standard error, which a progress bar replaces while it is drawn."""
-
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> Any:
-        return sys.stderr
-
-
-class JsonFormatter(logging.Formatter):
-    """Each record as a JSON object on a line of its own."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        fields = getattr(record, "fields", None) or {"message": record.getMessage()}
-        if record.exc_info:
-            fields = fields | {"error": self.formatException(record.exc_info)}
-        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        return json.dumps({"time": at, "level": record.levelname.lower(), "logger": record.name, **fields})
-
-
-def set_up_logs(*, as_json: bool, is_terminal: bool = False, has_colours: bool = False) -> None:
-    """Send what Bough logs to the standard error, as lines for people or as JSON. For a process that is a server."""
-    handler = _StandardError()
-    handler.setFormatter(JsonFormatter() if as_json else LineFormatter(is_terminal=is_terminal, has_colours=has_colours))
-    logger = logging.getLogger("bough")
-    logger.handlers = [handler]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-
-
-@contextmanager
-def writing_log_file(file: Path, *, as_json: bool) -> Iterator[None]:
-    """Write what Bough logs to a file, too, which its owner alone can read. A thread writes, in case the disk hangs.
-
-    A full file becomes `FILE.1`, and so on; the oldest is deleted. Raises OSError if the file cannot be written.
-    """
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    output = _PrivateFile(file, maxBytes=LOG_FILE_BYTES, backupCount=NUM_OLD_FILES, encoding="utf-8")
-    output.setFormatter(JsonFormatter() if as_json else LineFormatter(is_terminal=False, has_colours=False))
-    records: SimpleQueue[logging.LogRecord] = SimpleQueue()
-    listener, handler, logger = QueueListener(records, output), QueueHandler(records), logging.getLogger("bough")
-    logger.addHandler(handler)
-    listener.start()
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        listener.stop()  # writes what is left
-        output.close()
-
-
-class _PrivateFile(RotatingFileHandler):
-    def _open(self) -> Any:
-        return open(self.baseFilename, self.mode, encoding=self.encoding, opener=_open_private)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -96,7 +96,7 @@ def without_times(completion: Completion) -> Completion:
         {"tools": [toss], "tool_choice": "none"},
         {"keep_state": False, "salt": "apart"},
     ],
-    ids=str,
+    ids=lambda options: "-".join(map(str, options)),
 )
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_an_answer_and_its_figures_are_those_of_a_model_in_this_process(

@@ -70,7 +70,7 @@ class Traffic:
                 self.serve()
 
 
-@pytest.mark.parametrize("model", [model for model in MODELS if "full" in model])
+@every_model
 def test_an_export_beside_requests_has_all_that_was_there_when_it_began(model: str, disk: Disk, tmp_path: Path) -> None:
     world = World(MODELS[model], 4, num_lanes=2, disk=disk)
     traffic = Traffic(world)
@@ -79,7 +79,7 @@ def test_an_export_beside_requests_has_all_that_was_there_when_it_began(model: s
     chats = {tuple(chat): world.cache.count_reusable([*chat, 61]) for chat in traffic.chats}
 
     assert world.cache.upkeep.save("", traffic) == SaveResult(is_written=True)
-    exported = export_tree(disk, tmp_path / "archive.tar", run=traffic)
+    exported = export_tree(disk, tmp_path / "archive.tar")
 
     assert traffic.num_interruptions > 5 and exported.num_skipped == 0
     with open_disk(tmp_path / "other") as other:
@@ -117,7 +117,7 @@ def handle_of(world: World) -> Iterator[CacheHandle]:
     """A handle whose work runs on a real engine's thread, while no request of the world runs."""
     scheduler = Scheduler(world.engine, world.cache, ChunkSize(3), time.monotonic)
     with closing(Worker(scheduler, Limits(), take_stats=dict, on_idle=lambda: False)) as worker:
-        yield CacheHandle(world.cache, SimpleNamespace(decode=str), worker)  # type: ignore[arg-type]
+        yield CacheHandle(world.cache, SimpleNamespace(prompts=SimpleNamespace(decode=str)), worker)  # type: ignore[arg-type]
 
 
 def fail(*given: object) -> int:

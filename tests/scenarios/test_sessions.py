@@ -130,6 +130,20 @@ def test_07_a_budget_for_two_of_five_conversations_is_kept_and_answers_stay_righ
 
 
 @every_model
+def test_sessions_of_one_agent_are_restored_at_the_end_of_its_tools_and_at_that_of_its_system_text(model: str) -> None:
+    w = world(model)
+    tools, here, there = [1, 2, 3, 4, 5, 6], [11, 12, 13, 14], [31, 32, 33]
+    ends = [Boundary(len(tools), Mark.SYSTEM_END), Boundary(len(tools + here), Mark.SYSTEM_END)]
+    w.run([*tools, *here, 20, 21], boundaries=ends)
+
+    in_another_folder = w.run([*tools, *there, 20, 21])
+    with_another_question = w.run([*tools, *here, 22, 23])
+
+    assert in_another_folder.cached == len(tools)
+    assert with_another_question.cached == len(tools + here)
+
+
+@every_model
 @every_page
 def test_08_cancelled_anywhere_the_retry_goes_on_from_there(model: str, page_tokens: int) -> None:
     prompt = list(range(1, 14))

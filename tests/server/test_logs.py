@@ -15,7 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from bough.models.prompts import LeftOut
 from bough.server.http.errors import HttpError, format_plain_error, refuse
-from bough.server.logs import JsonFormatter, LineFormatter, LogsMiddleware
+from bough.server.log_format import JsonFormatter, LineFormatter
+from bough.server.logs import LogsMiddleware
 from bough.server.serving.loaded.progress import RequestRecord, note_record
 from bough.server.serving.metrics import Metrics
 from bough.types import Usage
@@ -116,6 +117,16 @@ def test_the_line_of_a_refused_request_ends_with_a_bounded_reason(caplog: pytest
 
     assert re.fullmatch(r"GET /api/tags 400 \d+ms: too long: x{290}", line.getMessage())
     assert json.loads(JsonFormatter().format(line))["reason"].startswith("too long: x")
+
+
+def test_a_stream_that_failed_after_it_began_has_its_reason_in_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(scope: Scope, receive: Receive, send: Send) -> None:
+        note_record(replace(RECORD, error="the engine's step did not end"))
+        await Inner()(scope, receive, send)
+
+    (line,) = lines_of(caplog, lambda: send_to(LogsMiddleware(fail, Metrics())))
+
+    assert re.fullmatch(r"GET /api/tags 200 .*: the engine's step did not end", line.getMessage())
 
 
 def test_a_line_for_embeddings_tells_how_many_texts_there_were(caplog: pytest.LogCaptureFixture) -> None:

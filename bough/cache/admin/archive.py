@@ -1,51 +1,56 @@
-"""Archives: the content of one salt on a disk in one file that any other disk can read, and several archives as one.
+"""Archives: the content of one salt on a disk as store objects in one tar file, which any other disk can read.
 
-Items are known by their tokens, so archives of different disks fit together. Only manifests and one item at a time are in
-memory.
+The first member says which model the archive is of. Each other one is an object as in the store (`store.format`), with a
+hash of its address as name and its last use as time. The hashes are made without a secret and for the empty salt: nothing
+in an archive says whose it was, and an import makes addresses of its own. An object comes after those of the pages before
+it, so that one at a time is in memory.
 """
 
 from __future__ import annotations
 
-import logging
 import tarfile
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from zlib import crc32
 
-from bough.cache.admin.archive_format import (
-    CRC_BYTES,
-    ArchiveReader,
-    ArchiveWriter,
-    Chain,
-    Item,
-    Manifest,
-    PointItem,
-    encode_manifest,
-    make_addresses,
-    open_archive,
-    read_manifest,
-    write_archive,
+from bough.cache.admin.archive_file import ArchiveHead, ArchiveReader, ArchiveWriter, new_archive, open_archive, read_head
+from bough.cache.disk import Disk
+from bough.cache.disk.errors import DAMAGED, DiskError, DiskMiss
+from bough.cache.disk.index_rows import POINT_REASONS, clamp_time, find_problem
+from bough.cache.disk.keys import PageKeys
+from bough.cache.store.format import (
+    ROWS,
+    ListedPoint,
+    Object,
+    Section,
+    encode,
+    list_section,
+    read_object,
+    unpack_points,
 )
-from bough.cache.disk.disk import Disk
-from bough.cache.disk.errors import DiskError, DiskMiss
-from bough.cache.disk.index_rows import clamp_time
-from bough.cache.disk.ledger import Snapshot
-from bough.cache.graft import NO_STEP, ImportedTree, Step
-from bough.cache.steps import RunSteps, Steps, run_at_once
-from bough.cache.tree.address import POINT, Address, DiskFile, PointRecord
-from bough.errors import RequestError, Unavailable
+from bough.cache.tree.address import POINT, Address, DiskFile, PageBorder, PointRecord
 from bough.tokens import num_tokens
 
-log = logging.getLogger(__name__)
+KEPT, SUPERSEDED = 0x40, 0x80
+"""Flags beside the reason of a restore point."""
+
+KEPT_SUFFIX = ".kept"
+"""Of names of restore points that are kept: merged with another archive's that is not, both stay."""
+
+Attach = Callable[[Sequence[DiskFile], Sequence[PointRecord]], None]
+"""Adds files and restore points that are on disk to a tree, and drops those that it does not need."""
+
+PASSES = 4
+"""How often an export looks for files that requests have put in place of others meanwhile."""
 
 FLUSH_BYTES = 64 * 2**20
-_NAMED_ITEMS = 20  # damaged ones that are named one by one
+_NAMED_OBJECTS = 20  # damaged ones that are named one by one
 
 
 @dataclass(frozen=True)
 class ExportResult:
-    """The items that were written and the bytes of their content.
+    """The pages and states that were written, and the bytes of their content.
 
     `num_skipped` could not be read or traced to the root, or the disk has no room for them.
     """
@@ -57,7 +62,7 @@ class ExportResult:
 
 @dataclass(frozen=True)
 class ImportResult:
-    """The items that are new, those that were not taken (known already, no room, or damaged), and the problems."""
+    """The pages and states that are new, those that were not (known already, no room, damaged), and the problems."""
 
     num_items: int
     num_skipped: int
@@ -65,277 +70,255 @@ class ImportResult:
     problems: tuple[str, ...]
 
 
-def export_tree(
-    disk: Disk, file: Path, salt: str = "", *, run: RunSteps = run_at_once, is_wanted: Callable[[], bool] = lambda: True
-) -> ExportResult:
-    """Write what one salt has on a disk now into one file, which is whole or not there; raises DiskError on failure.
+class Chain:
+    """Translates the addresses below one root to other keys and another root. The pages of a prefix come first."""
 
-    Raises RequestError before anything is written if the tree has prefixes that an archive cannot hold: those of a model
-    without full attention, beyond one page. Waits for queued writes. Requests may go on meanwhile: files that they drop
-    stay on disk until they are read. Files that turn out to be damaged are dropped at the end, where `run` runs what
-    touches the tree; if it refuses, they stay until they are found damaged again.
+    def __init__(self, source: PageKeys, root: bytes, target: PageKeys, new_root: bytes) -> None:
+        self._source, self._target, self._new_root = source, target, new_root
+        self._borders = {source.first(root): PageBorder(0, target.first(new_root))}
+
+    def translate(self, address: Address) -> Address | None:
+        """The address under the other keys; None if the page before it is not there, or ends elsewhere."""
+        border = self._borders.get(address.before)
+        if border is None or border.offset + num_tokens(address.tokens) != address.end:
+            return None
+        return replace(address, root=self._new_root, before=border.digest)
+
+    def add(self, address: Address) -> None:
+        """Rows are there at this address, which has been translated: if they are a page's, what follows may come."""
+        if address.group == ROWS and num_tokens(address.tokens) == self._source.page_tokens:
+            digest = self._target.after(self._borders[address.before].digest, address.tokens)
+            self._borders[self._source.after(address.before, address.tokens)] = PageBorder(address.end, digest)
+
+
+def export_tree(disk: Disk, file: Path, salt: str = "", is_wanted: Callable[[], bool] = lambda: True) -> ExportResult:
+    """Write what one salt has on a disk into one file, which is whole or not there; raises DiskError on failure.
+
+    Waits for queued writes, and changes nothing: damaged files are left out. Requests may go on meanwhile: files that they
+    put in place of others are looked for again, and what is evicted before it is read is left out too.
     """
-    root = disk.root(salt)
-    disk.settle(root)
-    with disk.hold(root) as snapshot:
-        exporting = _Exporting(disk, root, snapshot)
-        exporting.write(file, lambda: is_wanted() and not disk.is_closed)
-    if exporting.lost:
-        try:
-            run(exporting.drop_lost)
-        except Unavailable as error:
-            log.warning("damaged files that an export has found stay for now: %s", error)
-    num_items = exporting.num_items
-    return ExportResult(num_items, exporting.nbytes, len(snapshot.files) - num_items)
+    exporting = _Exporting(disk, disk.root(salt))
+    with new_archive(file, ArchiveHead.of(disk), lambda: is_wanted() and not disk.is_closed) as archive:
+        for _ in range(PASSES):
+            if not exporting.write_new(archive):
+                break
+    return ExportResult(len(exporting.written), exporting.nbytes, exporting.num_skipped)
 
 
 class _Exporting:
-    """One export under way: the items to write, and those that were written or lost."""
+    """One export under way: the files that were written, their bytes, and how many others there were at the last look."""
 
-    def __init__(self, disk: Disk, root: bytes, snapshot: Snapshot) -> None:
-        self._disk = disk
-        self._snapshot = snapshot
-        addresses = [*(file.address for file in snapshot.files), *(record.address for record in snapshot.points)]
-        _require_pages(addresses, disk.page_tokens)
-        self._chain = Chain(disk.keys, root, addresses)
-        self._traced = [(step, file) for file in snapshot.files if (step := self._chain.find(file.address)) is not None]
-        self.num_items = self.nbytes = 0
-        self.lost: list[tuple[DiskFile, DiskMiss]] = []
+    def __init__(self, disk: Disk, root: bytes) -> None:
+        self._disk, self._root = disk, root
+        self._keys = ArchiveHead.of(disk).keys
+        self._chain = Chain(disk.keys, root, self._keys, self._keys.root(""))
+        self._done = set[Address]()
+        self.written = set[DiskFile]()
+        self.nbytes = self.num_skipped = 0
 
-    def write(self, file: Path, is_wanted: Callable[[], bool]) -> None:
-        with write_archive(file, self._encode_manifest(), is_wanted) as archive:
-            for number, (_, disk_file) in enumerate(self._traced):
-                self._write_item(archive, number, disk_file)
+    def write_new(self, archive: ArchiveWriter) -> bool:
+        """Write what there is now and was not written yet, pages before what follows them; False if there was nothing."""
+        self._disk.settle(self._root)
+        files, num_done = defaultdict[Address, list[DiskFile]](list), len(self._done)
+        for file in self._disk.files():
+            if (at := file.address).root == self._root:
+                files[replace(at, group=ROWS if at.start < at.end else POINT)].append(file)
+        points = {each.address: each for each in self._disk.points() if each.address.root == self._root}
+        new = (address for address in dict.fromkeys([*files, *points]) if address not in self._done)
+        for address in sorted(new, key=lambda address: (address.end - 1) // self._disk.page_tokens):
+            if (translated := self._chain.translate(address)) is not None:
+                self._write_object(archive, address, translated, files.get(address, ()), points.get(address))
+        self.num_skipped = sum(file not in self.written for each in files.values() for file in each)
+        return len(self._done) > num_done
 
-    def _encode_manifest(self) -> bytes:
-        items, points = [], []
-        for step, file in self._traced:
-            nbytes, at = self._disk.payload_bytes(file), file.address
-            items.append(Item(step, at.group, at.start, at.end, nbytes, file.last_used))
-        for record in self._snapshot.points:
-            if (found := self._chain.find(record.address)) is not None:
-                end, used = record.address.end, record.last_used
-                points.append(PointItem(found, end, record.reason, record.is_kept, record.is_superseded, used))
-        model = self._disk.identity
-        return encode_manifest(
-            Manifest(model.fingerprint, model.model, model.page_tokens, self._chain.steps, items, points)
-        )
+    def _write_object(
+        self,
+        archive: ArchiveWriter,
+        address: Address,
+        translated: Address,
+        files: Sequence[DiskFile],
+        record: PointRecord | None,
+    ) -> None:
+        """Write one object, unless none of its files can be read: then nothing that follows it is written."""
+        sections = [section for file in files if (section := self._read(file)) is not None]
+        name, times = self._keys.name(translated).hex(), [file.last_used for file in files]
+        if record is not None:
+            reason = record.reason | record.is_kept * KEPT | record.is_superseded * SUPERSEDED
+            sections.append(list_section(translated, [ListedPoint(address.end, reason)]))
+            name, times = name + record.is_kept * KEPT_SUFFIX, [*times, record.last_used]
+        if sections:
+            archive.add(name, encode(self._keys, translated, sections), max(times))
+            self._chain.add(address)
+            self._done.add(address)
 
-    def _write_item(self, archive: ArchiveWriter, number: int, disk_file: DiskFile) -> None:
-        """Write one member, unless its file turns out to be lost."""
+    def _read(self, file: DiskFile) -> Section | None:
+        """A file as a section of its object; None if it is damaged, or was dropped meanwhile."""
         try:
-            payload = self._disk.read(disk_file)
-        except DiskMiss as miss:
-            self.lost.append((disk_file, miss))
-            return
-        archive.add(str(number), crc32(payload).to_bytes(CRC_BYTES, "little"), payload)
-        self.num_items += 1
+            payload = self._disk.read(file)
+        except DiskMiss:
+            return None
+        self.written.add(file)
         self.nbytes += len(payload)
-
-    def drop_lost(self) -> Steps[None]:
-        """Drop the files that could not be read, but for those that were cleared meanwhile."""
-        for disk_file, miss in self.lost:
-            if disk_file.is_saved:
-                self._disk.mark_lost(disk_file, miss)
-            yield
+        return Section(file.address.group, file.address.start, file.address.end, payload)
 
 
-def _require_same_model(file: Path, manifest: Manifest, disk: Disk) -> None:
-    for name in ("fingerprint", "page_tokens"):
-        found, wanted = getattr(manifest, name), getattr(disk.identity, name)
-        if found != wanted:
-            raise DiskError(
-                f"{file} is of another model, or of other weights, settings or versions of libraries: its {name} is "
-                f"{found!r}, and this tree's is {wanted!r}"
-            )
+def merge_archives(sources: Sequence[Path], file: Path, *, is_wanted: Callable[[], bool] = lambda: True) -> None:
+    """Write the objects of several archives, each once, into one file, which is whole or not there; raises DiskError."""
+    head, written = read_head(sources[0]), set[str]()
+    with new_archive(file, head, is_wanted) as merged:
+        for source in sources:
+            with open_archive(source) as archive:
+                if not archive.head.is_like(head):
+                    raise DiskError(f"these are archives of different models: {head} and {archive.head}")
+                while (member := archive.next()) is not None:
+                    if member.name not in written:
+                        written.add(member.name)
+                        merged.add(member.name, archive.read(member), member.mtime)
 
 
-def import_tree(
-    disk: Disk, file: Path, salt: str = "", graft: Callable[[ImportedTree], None] = lambda imported: None
-) -> ImportResult:
+def import_tree(disk: Disk, file: Path, salt: str = "", attach: Attach = lambda files, points: None) -> ImportResult:
     """Add what an archive holds to a disk, under this salt, as far as there is room. Any thread may call it.
 
-    `graft` gets what was added, to take it into a tree; without one it stays on disk for the next start. If `graft` raises
-    before it has begun, everything that was added is dropped. Raises DiskError if the disk is only read, or the archive of
-    another model, fingerprint, format or page size; then nothing was added.
+    `attach` adds it to a tree; without one it stays on disk for the next start. If `attach` raises, what the tree does not
+    use is dropped. Raises DiskError if the disk is only read, or the archive of another model, fingerprint, format or page
+    size; then nothing was added.
     """
     disk.require_writable()
     importing: _Importing | None = None
     try:
         with open_archive(file) as archive:
-            manifest = archive.read_manifest()
-            _require_same_model(file, manifest, disk)
-            importing = _Importing(disk, salt, manifest)
-            importing.take_items(archive)
-        importing.take_points()
+            if not archive.head.is_like(head := ArchiveHead.of(disk)):
+                raise DiskError(
+                    f"{file} is of another model, or of other weights, settings or versions of libraries: it is of "
+                    f"{archive.head}, and this tree of {head}"
+                )
+            importing = _Importing(disk, salt, archive.head.keys)
+            importing.take_objects(archive)
     finally:
         if importing is not None:  # files that were added before a failure stay
-            importing.hand_over(graft)
+            importing.hand_over(attach)
     return importing.finish()
 
 
 @dataclass
 class _Importing:
-    """One import under way."""
+    """One import under way. `found` has all files, also those that the disk had before; `fresh` is without these."""
 
     disk: Disk
     salt: str
-    manifest: Manifest
-    files: list[DiskFile] = field(default_factory=list)
+    keys: PageKeys
+    found: list[DiskFile] = field(default_factory=list)
+    fresh: list[DiskFile] = field(default_factory=list)
+    points: dict[Address, PointRecord] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    num_without_room: int = 0
     num_damaged: int = 0
+    num_unreached: int = 0
+    num_without_room: int = 0
 
     def __post_init__(self) -> None:
         self._root = self.disk.root(self.salt)
-        self._addresses = make_addresses(self.disk.keys, self._root, self.manifest.steps)
+        self._chain = Chain(self.keys, self.keys.root(""), self.disk.keys, self._root)
         self._now = self.disk.now()  # no imported item was used later than this
-        self._missing = set(range(len(self.manifest.items)))
 
-    def take_items(self, archive: ArchiveReader) -> None:
+    def take_objects(self, archive: ArchiveReader) -> None:
         try:
             while (member := archive.next()) is not None:
-                number = int(member.name) if member.name.isdecimal() and len(member.name) < 16 else -1
-                if number in self._missing:
-                    self._missing.remove(number)
-                    self._take(number, archive, member)
+                try:
+                    self._take(read_object(self.keys, archive.read(member)), clamp_time(member.mtime, self._now))
+                except DiskMiss as miss:
+                    self.num_damaged += 1
+                    if self.num_damaged <= _NAMED_OBJECTS:
+                        self.problems.append(f"the object {member.name[:40]!r} is damaged: {miss.detail}")
         except (tarfile.TarError, EOFError) as error:
             self.problems.append(f"the archive is damaged: {error}")
 
-    def take_points(self) -> None:
-        """Note the restore points that this disk does not know yet."""
-        for point in self.manifest.points:
-            address, used = replace(self._addresses[point.step], group=POINT), clamp_time(point.last_used, self._now)
-            record = PointRecord(address, point.reason, point.is_kept, point.is_superseded, used)
-            self.disk.put_new_point(record)
-            self.manifest.steps[point.step].points.append(record)
+    def _take(self, found: Object, last_used: float) -> None:
+        """Put the sections of an object on disk, and note its restore point. Raise DiskMiss if it makes no sense."""
+        _require_sense(found, self.keys)
+        address = self._chain.translate(found.address)
+        if address is None:
+            self.num_unreached += 1
+            return
+        self._chain.add(found.address)
+        for section in found.sections:
+            if section.group == POINT:
+                self._take_point(replace(address, group=POINT), section, last_used)
+            else:
+                self._take_file(replace(address, group=section.group), section, last_used)
 
-    def hand_over(self, graft: Callable[[ImportedTree], None]) -> None:
-        """Let `graft` add the new files to the tree. They could never be evicted if they stayed without a user."""
-        imported = ImportedTree(self.manifest.steps)
-        try:
-            self.disk.settle(self._root)
-            graft(imported)
-        except BaseException:
-            if imported.claim():
-                self.disk.drop_unused(imported.files)
-            raise
+    def _take_point(self, address: Address, section: Section, last_used: float) -> None:
+        """Note a restore point. An archive of several trees may have it more than once: it is kept if one of them does."""
+        flags = unpack_points(section)[0].reason
+        is_kept = bool(flags & KEPT) or (address in self.points and self.points[address].is_kept)
+        reason = flags & ~(KEPT | SUPERSEDED)
+        self.points[address] = PointRecord(address, reason, is_kept, bool(flags & SUPERSEDED), last_used)
 
-    def finish(self) -> ImportResult:
-        saved = [disk_file for disk_file in self.files if disk_file.is_saved]
-        if len(saved) < len(self.files):
-            self.problems.append(f"{len(self.files) - len(saved)} items could not be written")
-        if self.num_damaged > _NAMED_ITEMS:
-            self.problems.append(f"{self.num_damaged - _NAMED_ITEMS} more items are damaged")
-        if self.num_without_room:
-            self.problems.append(f"there was no room for {self.num_without_room} items")
-        if self._missing:
-            self.problems.append(f"{len(self._missing)} items are missing in the archive")
-        num_skipped = len(self.manifest.items) - len(saved)
-        return ImportResult(len(saved), num_skipped, sum(disk_file.nbytes for disk_file in saved), tuple(self.problems))
-
-    def _take(self, number: int, archive: ArchiveReader, member: tarfile.TarInfo) -> None:
-        item = self.manifest.items[number]
-        if not self.disk.has_room(self.disk.file_bytes(item.nbytes, num_tokens(self.manifest.steps[item.step].tokens))):
+    def _take_file(self, address: Address, section: Section, last_used: float) -> None:
+        nbytes = len(section.data)
+        if not self.disk.has_room(self.disk.file_bytes(nbytes, num_tokens(address.tokens))):
             self.num_without_room += 1
             return
-        content = archive.read(member, item.nbytes + CRC_BYTES)
-        payload = memoryview(content)[CRC_BYTES:]
-        if len(payload) != item.nbytes or int.from_bytes(content[:CRC_BYTES], "little") != crc32(payload):
-            self.num_damaged += 1
-            if self.num_damaged <= _NAMED_ITEMS:
-                self.problems.append(f"item {number} is damaged")
-            return
-        address = replace(self._addresses[item.step], group=item.group, start=item.start)
-        used = clamp_time(item.last_used, self._now)
-        disk_file = self.disk.put(address, lambda: payload, item.nbytes, last_used=used, has_user=False)
-        self.manifest.steps[item.step].files.append(disk_file)
+        disk_file = self.disk.put(address, lambda: section.data, nbytes, last_used=last_used, has_user=False)
+        self.found.append(disk_file)
         if not disk_file.is_saved:  # otherwise this disk has it already
-            self.files.append(disk_file)
+            self.fresh.append(disk_file)
         if self.disk.pending_bytes >= FLUSH_BYTES:
             self.disk.settle(self._root)
 
+    def hand_over(self, attach: Attach) -> None:
+        """Let the tree use what was added. Files without a user could never be evicted."""
+        points = [record for record in self.points.values() if self.disk.put_new_point(record)]
+        self.disk.settle(self._root)
+        try:
+            attach(self.found, points)
+        except BaseException:
+            self.disk.drop_unused(self.found)
+            raise
 
-def _require_pages(addresses: Iterable[Address], page_tokens: int) -> None:
-    """Raise RequestError if an address has more tokens than a page: no import reads an archive with such a step."""
-    longest = max((num_tokens(address.tokens) for address in addresses), default=0)
-    if longest > page_tokens:
-        raise RequestError(
-            "this tree cannot be exported: its model has no layers with full attention, so its states and windows are "
-            f"stored under whole prefixes, here of up to {longest:,} tokens, and an archive holds prefixes as pages of "
-            f"{page_tokens:,} tokens; machines can share such a tree through a store"
-        )
+    def finish(self) -> ImportResult:
+        saved = [disk_file for disk_file in self.fresh if disk_file.is_saved]
+        num_failed = len(self.fresh) - len(saved)
+        for number, problem in (
+            (num_failed, "{:,} items could not be written"),
+            (self.num_damaged - _NAMED_OBJECTS, "{:,} more objects are damaged"),
+            (self.num_without_room, "there was no room for {:,} items"),
+            (self.num_unreached, "{:,} objects have no place: pages before them are missing or damaged"),
+        ):
+            if number > 0:
+                self.problems.append(problem.format(number))
+        num_skipped = len(self.found) - len(saved) + self.num_without_room + self.num_damaged + self.num_unreached
+        return ImportResult(len(saved), num_skipped, sum(file.nbytes for file in saved), tuple(self.problems))
 
 
-def merge_archives(sources: Sequence[Path], file: Path, *, is_wanted: Callable[[], bool] = lambda: True) -> None:
-    """Write everything that these archives hold, each item once, into one file, which is whole or not there.
+def _require_sense(found: Object, keys: PageKeys) -> None:
+    """Raise DiskMiss if an object is not of the form that an export writes: anybody can make its seal."""
+    address = found.address
+    is_point = address.group == POINT and address.start == address.end
+    if not is_point and (address.group != ROWS or address.start >= address.end):
+        raise DiskMiss(DAMAGED, f"it is no rows and no restore point, but group {address.group}")
+    if num_tokens(address.tokens) > keys.page_tokens and address.before != keys.first(address.root):
+        raise DiskMiss(DAMAGED, f"it has {num_tokens(address.tokens)} tokens after a page")
+    for section in found.sections:
+        span = section.start, section.end
+        if is_point and section.group == POINT:
+            problem = "" if _are_points(section, address.end) else "its restore point makes no sense"
+        else:
+            problem = find_problem(replace(address, group=section.group), len(section.data), keys.page_tokens)
+        if span != (address.start, address.end) or problem:
+            raise DiskMiss(DAMAGED, problem or f"it has rows [{section.start}, {section.end})")
 
-    Raises DiskError if they are not of the same model, cannot be read or written, or the file is no longer wanted.
-    """
-    merging = _Merging([read_manifest(source) for source in sources])
-    with write_archive(file, merging.encode(), is_wanted) as archive:
-        for source, numbers in zip(sources, merging.numbers, strict=True):
-            merging.copy(source, numbers, archive)
+
+def _are_points(section: Section, offset: int) -> bool:
+    points = unpack_points(section)
+    return [each.offset for each in points] == [offset] and points[0].reason & ~(KEPT | SUPERSEDED) in POINT_REASONS
 
 
-class _Merging:
-    """The manifests as one. `numbers` has for each archive the numbers of its items in the new one."""
-
-    def __init__(self, manifests: Sequence[Manifest]) -> None:
-        self._first = manifests[0]
-        self._steps: list[Step] = []
-        self._numbers: dict[tuple[int, bytes], int] = {}  # of the steps, by the parent and the tokens
-        self._items: list[Item] = []
-        self._known: dict[tuple[int, int, int], int] = {}  # the numbers of items by step, group and start
-        self._points: dict[int, PointItem] = {}  # by step
-        self._written: set[int] = set()
-        self.numbers = [self._add(manifest) for manifest in manifests]
-
-    def _add(self, manifest: Manifest) -> list[int]:
-        for name in ("fingerprint", "page_tokens"):
-            found, wanted = getattr(manifest, name), getattr(self._first, name)
-            if found != wanted:
-                raise DiskError(f"these are archives of different models: {name} is {wanted!r} and {found!r}")
-        steps = list[int]()
-        for step in manifest.steps:
-            parent = steps[step.parent] if step.parent != NO_STEP else NO_STEP
-            steps.append(self._numbers.setdefault((parent, step.tokens), len(self._steps)))
-            if steps[-1] == len(self._steps):
-                self._steps.append(replace(step, parent=parent))
-        for point in manifest.points:
-            self._add_point(replace(point, step=steps[point.step]))
-        return [self._add_item(replace(item, step=steps[item.step])) for item in manifest.items]
-
-    def _add_item(self, item: Item) -> int:
-        """The number of an item, which is new or known. Its last use is the latest of all archives."""
-        number = self._known.setdefault((item.step, item.group, item.start), len(self._items))
-        if number == len(self._items):
-            self._items.append(item)
-        elif item.last_used > self._items[number].last_used:
-            self._items[number] = replace(self._items[number], last_used=item.last_used)
-        return number
-
-    def _add_point(self, point: PointItem) -> None:
-        """A restore point that is kept in one archive is kept."""
-        known = self._points.get(point.step, point)
-        self._points[point.step] = replace(
-            known,
-            is_kept=known.is_kept or point.is_kept,
-            is_superseded=known.is_superseded and point.is_superseded,
-            last_used=max(known.last_used, point.last_used),
-        )
-
-    def encode(self) -> bytes:
-        points = list(self._points.values())
-        return encode_manifest(replace(self._first, steps=self._steps, items=self._items, points=points))
-
-    def copy(self, source: Path, numbers: Sequence[int], archive: ArchiveWriter) -> None:
-        """Write the items of one archive that have not been written yet."""
-        with open_archive(source) as reader:
-            reader.read_manifest()
-            while (member := reader.next()) is not None:
-                number = numbers[int(member.name)]
-                num_bytes = self._items[number].nbytes + CRC_BYTES
-                if number not in self._written and (content := reader.read(member, num_bytes)):
-                    archive.add(str(number), content)
-                    self._written.add(number)
+def measure_archive(file: Path) -> ExportResult:
+    """Read an archive and return what it has; raises DiskError if it is not whole."""
+    num_items = nbytes = 0
+    with open_archive(file) as archive:
+        while (member := archive.next()) is not None:
+            found = read_object(archive.head.keys, archive.read(member))
+            sizes = [len(section.data) for section in found.sections if section.group >= 0]
+            num_items, nbytes = num_items + len(sizes), nbytes + sum(sizes)
+    return ExportResult(num_items, nbytes, num_skipped=0)

@@ -93,7 +93,7 @@ class Disk:
         # The rest of the interface is that of the parts.
         self.root, self.digests = opened.keys.root, opened.keys.digests
         self.has, self.use, self.drop, self.drop_unused = ledger.is_live, ledger.use, ledger.drop, ledger.drop_unused
-        self.prioritize, self.touch, self.hold = ledger.prioritize, ledger.touch, ledger.hold
+        self.prioritize, self.touch = ledger.prioritize, ledger.touch
         self.put_point, self.put_new_point, self.drop_point = ledger.put_point, ledger.put_new_point, ledger.drop_point
         self.flush, self.settle = self._writer.flush, self._writer.settle
 

@@ -1,15 +1,11 @@
 """The ledger: which files are live, which of them are to be written, and which are to be deleted.
 
 The engine's thread, the writer, exports and imports use it, each under `changed`. A file is live from `put` (or from the
-start, if it was in the index) until it has no user, or is found to be lost. A file of a snapshot that is held, and that is
-no longer live, is retired: it stays on disk, and in the index, until the hold ends. Retired files do not count against the
-budget, or evictions would empty the disk in vain; so during a hold the disk may take as much more as the snapshot takes,
-and never more than leaves the file system its floor.
+start, if it was in the index) until it has no user, or is found to be lost.
 
 Always true between calls (`check` asserts it):
 - every pending write is of a live file, and a live file that is neither saved nor pending is being indexed just now;
 - a name that is both live and deleting is of a lost file and of its replacement that is to be written;
-- a retired file is neither live nor deleting, and belongs to a snapshot that is held;
 - `claimed_bytes` is what all live files take, `pending_bytes` what the pending ones among them will take.
 """
 
@@ -18,8 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bough.cache.disk.errors import REASONS
@@ -65,25 +60,6 @@ class WriteBatch:
     cancelled: Sequence[bytes] = ()
 
 
-@dataclass(eq=False)
-class _Hold:
-    """The files that are held: all of the root, until the snapshot is made."""
-
-    root: bytes
-    files: set[DiskFile] | None = None
-
-    def has(self, file: DiskFile) -> bool:
-        return file.address.root == self.root if self.files is None else file in self.files
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The saved files of one root, parents first, and its restore points, at one moment."""
-
-    files: list[DiskFile]
-    points: list[PointRecord]
-
-
 class Ledger:
     """The live files and the queues of a disk. Any thread may call any method, except where it says otherwise."""
 
@@ -94,8 +70,6 @@ class Ledger:
         self.points = points
         self.pending: dict[bytes, Write] = {}
         self.deleting: dict[bytes, DiskFile] = {}
-        self.retired: dict[bytes, DiskFile] = {}
-        self._holds: list[_Hold] = []
         self._indexing: Sequence[DiskFile] = ()  # of the batch that is being committed
         self.claimed_bytes = sum(file.nbytes for file in files.values())
         self.pending_bytes = self.leaving_bytes = 0
@@ -162,7 +136,7 @@ class Ledger:
     def use(self, file: DiskFile) -> None:
         """Count one user more; a file that was about to be deleted is live again. For the engine's thread."""
         with self.changed:
-            if file.name not in self.live and file in (self.retired.get(file.name), self.deleting.get(file.name)):
+            if file.name not in self.live and self.deleting.get(file.name) is file:
                 self._revive(file.name)
             file.num_users += 1
 
@@ -172,31 +146,7 @@ class Ledger:
             self.counts.misses[reason] += 1
             file.is_saved, file.has_failed = False, True
             self._forget(file)
-            self._delete_retired(lambda retired: retired is file)
             self.changed.notify_all()
-
-    @contextmanager
-    def hold(self, root: bytes) -> Iterator[Snapshot]:
-        """The files and points of a root now. Inside the context none of these files is deleted, except by `clear`.
-
-        Those that are dropped meanwhile take space beyond the budget.
-        """
-        hold = _Hold(root)
-        with self.changed:
-            self._holds.append(hold)
-            files, points = list(self.live.values()), list(self.points.values())
-        try:
-            files = [file for file in files if file.is_saved and file.address.root == root]  # takes a while
-            held = set(files)
-            with self.changed:
-                hold.files = held
-                self._delete_unheld()
-            sort_by_depth(files, self._keys.page_tokens)
-            yield Snapshot(files, [record for record in points if record.address.root == root])
-        finally:
-            with self.changed:
-                self._holds.remove(hold)
-                self._delete_unheld()
 
     def unsettled(self, root: bytes | None) -> list[DiskFile]:
         """The files of a root, or all, that are to be written or indexed."""
@@ -219,11 +169,13 @@ class Ledger:
             self.points[name] = self._changed_points[name] = record
             self.changed.notify_all()
 
-    def put_new_point(self, record: PointRecord) -> None:
-        """Note a restore point, unless there is one at this address."""
+    def put_new_point(self, record: PointRecord) -> bool:
+        """Note a restore point, unless there is one at this address; returns whether there was none."""
         with self.changed:
-            if self._keys.name(record.address) not in self.points:
+            is_new = self._keys.name(record.address) not in self.points
+            if is_new:
                 self.put_point(record)
+            return is_new
 
     def drop_point(self, address: Address) -> None:
         """Forget a restore point, if it is known."""
@@ -356,7 +308,6 @@ class Ledger:
                 file.is_saved, file.has_failed = False, True
                 self._forget(file)
                 self.counts.dropped += 1
-            self._delete_retired(lambda file: _is_below(root, file))
             for file in self.deleting.values():
                 if _is_below(root, file):
                     file.is_saved, file.has_failed = False, True  # none of them is used again
@@ -384,49 +335,28 @@ class Ledger:
             assert all(self.deleting[name].has_failed for name in self.live.keys() & self.deleting.keys())
             assert self.claimed_bytes == sum(file.nbytes for file in self.live.values())
             assert self.pending_bytes == sum(write.file.nbytes for write in self.pending.values())
-            assert not self.retired.keys() & (self.live.keys() | self.deleting.keys())
-            assert all(self._is_held(file) for file in self.retired.values())
             assert self.leaving_bytes >= sum(file.nbytes for file in self.deleting.values())
 
     def _forget(self, file: DiskFile) -> bool:
-        """Make a file no longer live, and delete or retire what is on disk of it; False if it was not live."""
+        """Make a file no longer live, and delete what is on disk of it; False if it was not live."""
         if self.live.get(file.name) is not file:
             return False
         del self.live[file.name]
         self.claimed_bytes -= file.nbytes
         if self.pending.pop(file.name, None) is not None:
             self.pending_bytes -= file.nbytes
-        elif file.is_saved and self._is_held(file):
-            self.retired[file.name] = file
         else:
-            self._delete(file)
+            self.deleting[file.name] = file
+            self.leaving_bytes += file.nbytes
         return True
 
-    def _delete(self, file: DiskFile) -> None:
-        self.deleting[file.name] = file
-        self.leaving_bytes += file.nbytes
-
-    def _is_held(self, file: DiskFile) -> bool:
-        return any(hold.has(file) for hold in self._holds)
-
-    def _delete_unheld(self) -> None:
-        self._delete_retired(lambda file: not self._is_held(file))
-        self.changed.notify_all()
-
-    def _delete_retired(self, is_meant: Callable[[DiskFile], bool]) -> None:
-        for file in [file for file in self.retired.values() if is_meant(file)]:
-            del self.retired[file.name]
-            self._delete(file)
-
     def _revive(self, name: bytes) -> DiskFile | None:
-        """Make a file live again that was about to be deleted, or is only held."""
-        file = self.retired.pop(name, None)
-        if file is None:
-            file = self.deleting.get(name)
-            if file is None or file.has_failed:
-                return None
-            del self.deleting[name]
-            self.leaving_bytes -= file.nbytes
+        """Make a file live again that was about to be deleted."""
+        file = self.deleting.get(name)
+        if file is None or file.has_failed:
+            return None
+        del self.deleting[name]
+        self.leaving_bytes -= file.nbytes
         self.live[name] = file
         self.claimed_bytes += file.nbytes
         return file

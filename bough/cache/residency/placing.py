@@ -1,21 +1,20 @@
 """Placing: content that was computed elsewhere is put into the tree, page by page, each whole or not at all.
 
 A `Placer` does it with what was fetched from the shared store. It moves a hold along with what it has placed, so that this
-stays until the request stands on it.
+stays until the request stands on it. `AddedEdges` are also those of what is on disk (`cache/restore.py`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import Any
 
-from bough.cache.residency.evictor import Evictor
 from bough.cache.residency.loading import Loader, TierLoad
 from bough.cache.residency.memory import SaltTrie, empty_page
 from bough.cache.residency.policy import is_empty_leaf
-from bough.cache.residency.saving import Saver
 from bough.cache.store import Section
 from bough.cache.store.format import ListedPoint, Object
 from bough.cache.tree.node import Hold, Node, Reason
@@ -26,54 +25,54 @@ from bough.tokens import cut
 
 log = logging.getLogger(__name__)
 
-Source = TypeVar("Source")
-
 
 class AddedEdges:
-    """Adds edges for content that was computed elsewhere. A leaf that was added here grows; other nodes get a child."""
+    """Adds edges to a trie for content from outside. A leaf that was added here grows; other nodes get a child.
 
-    def __init__(self, evictor: Evictor, saver: Saver) -> None:
-        self._evictor, self._saver = evictor, saver
+    `split` parts an edge and returns its new head; it may raise EngineError or MemoryError.
+    """
+
+    def __init__(self, trie: SaltTrie, split: Callable[[Node, int], Node]) -> None:
+        self._trie, self._split = trie, split
         self._nodes: set[Node] = set()
 
-    def add(self, trie: SaltTrie, node: Node, at: int, tokens: bytes, last_used: float) -> Node:
+    def add(self, node: Node, at: int, tokens: bytes, last_used: float = 0.0) -> Node:
         """Add tokens after offset `at` of a node; returns the node that they end in. Their rows must follow at once.
 
-        Raises EngineError or MemoryError if the edge cannot be split.
+        Raises what `split` does, and then nothing has changed.
         """
         if at < node.end:
-            node = self._saver.split_edge(trie, node, at)
+            node = self._split(node, at)
         elif node in self._nodes and node.is_leaf:
-            trie.grow(node, tokens)
+            self._trie.grow(node, tokens)
             return node
-        child = trie.append(node, tokens, last_used)
+        child = self._trie.append(node, tokens, last_used)
         child.hits = 1
         self._nodes.add(child)
         return child
 
-    def remove_if_empty(self, trie: SaltTrie, node: Node) -> None:
-        """Remove a leaf that was added here and holds nothing: it was there for a restore point alone."""
-        if node in self._nodes and is_empty_leaf(node) and not node.points:
-            self._evictor.remove(trie, node)
+    def is_empty(self, node: Node) -> bool:
+        """Whether a node is a leaf that was added here and holds nothing."""
+        return node in self._nodes and is_empty_leaf(node) and not node.points
 
 
 @dataclass(frozen=True)
-class HeldRows(Generic[Source]):
-    """Rows [start, end) of a group, and the file or section that has them."""
+class _Rows:
+    """Rows [start, end) of a section."""
 
-    source: Source
+    section: Section
     start: int
     end: int
 
 
-def cover(offered: Sequence[HeldRows[Source]], low: int, high: int) -> list[HeldRows[Source]] | None:
-    """Rows [low, high) of those offered, each part from the one that reaches furthest; None if some are missing."""
-    parts = []
+def _cover(found: Object, group: Group, low: int, high: int) -> list[_Rows] | None:
+    """Rows [low, high) of an object, each part from the section that reaches furthest; None if some are missing."""
+    offered, parts = [each for each in found.sections if each.group == group.index], list[_Rows]()
     while low < high:
-        best = max((rows for rows in offered if rows.start <= low < rows.end), key=lambda rows: rows.end, default=None)
+        best = max((each for each in offered if each.start <= low < each.end), key=lambda each: each.end, default=None)
         if best is None:
             return None
-        parts.append(HeldRows(best.source, low, min(high, best.end)))
+        parts.append(_Rows(best, low, min(high, best.end)))
         low = parts[-1].end
     return parts
 
@@ -84,7 +83,7 @@ class Placer:
     def __init__(self, loader: Loader, load: TierLoad[Any, Any], trie: SaltTrie, prompt: bytes, hold: Hold) -> None:
         self._loader, self._load, self._memory = loader, load, loader.memory
         self._trie, self._prompt, self._hold = trie, prompt, hold
-        self._added = AddedEdges(loader.evictor, loader.saver)
+        self._added = AddedEdges(trie, partial(loader.saver.split_edge, trie))
 
     def page_bytes(self) -> int:
         """The memory that the rows of one page will take where they go."""
@@ -118,14 +117,14 @@ class Placer:
             return None
         return any(missing.values())
 
-    def _missing(self, found: Object, match: Match, start: int, end: int) -> dict[Group, list[HeldRows[Section]]] | None:
+    def _missing(self, found: Object, match: Match, start: int, end: int) -> dict[Group, list[_Rows]] | None:
         """The rows [start, end) that the tree lacks beside a match; None if the object does not have them."""
-        missing = dict[Group, list[HeldRows[Section]]]()
+        missing = dict[Group, list[_Rows]]()
         for group in self._memory.full:
             ranges = list(match.node.missing_on_path(group, start, min(end, match.length), self._memory.page_tokens))
             if match.length < end:
                 ranges.append((max(start, match.length), end))
-            parts = [cover(_sections_of(found, group), low, high) for low, high in ranges]
+            parts = [_cover(found, group, low, high) for low, high in ranges]
             missing[group] = [rows for part in parts for rows in part or ()]
             if None in parts:
                 return None
@@ -135,7 +134,7 @@ class Placer:
         """The part of the prompt up to an offset that the tree has."""
         return self._trie.match(cut(self._prompt, min(self._hold.offset, end), end), start=self._hold)
 
-    def _add_rows(self, missing: dict[Group, list[HeldRows[Section]]], end: int) -> bool:
+    def _add_rows(self, missing: dict[Group, list[_Rows]], end: int) -> bool:
         """Make pages of the rows, and then the edge that they lie on; all of it or nothing."""
         pages, memory = list[Page](), self._trie.memory
         try:
@@ -158,8 +157,8 @@ class Placer:
         self.hold(last, end)
         return True
 
-    def _unpack(self, group: Group, rows: HeldRows[Section]) -> Page:
-        section, wanted = rows.source, (rows.start, rows.end)
+    def _unpack(self, group: Group, rows: _Rows) -> Page:
+        section, wanted = rows.section, (rows.start, rows.end)
         held = (section.start, section.end)
         data = section.data if held == wanted else bytearray(section.data)  # the engine may keep it
         return self._trie.memory.unpack_rows(group, held, data, wanted)
@@ -170,7 +169,7 @@ class Placer:
         if match.length >= end:
             return match.node.at(end)
         tokens = cut(self._prompt, match.length, end)
-        return self._added.add(self._trie, match.node, match.length, tokens, self._loader.use_clock.now())
+        return self._added.add(match.node, match.length, tokens, self._loader.use_clock.now())
 
     def hold(self, node: Node, offset: int) -> None:
         """Keep what has come until the request stands on it."""
@@ -196,8 +195,8 @@ class Placer:
             self._loader.counts.failed_loads += 1
             for state in states.values():
                 memory.release(state)
-            if node is not None:
-                self._added.remove_if_empty(self._trie, node)
+            if node is not None and self._added.is_empty(node):  # it was there for the restore point alone
+                self._loader.evictor.remove(self._trie, node)
             return False
         self.hold(node, listed.offset)
         return True
@@ -208,14 +207,14 @@ class Placer:
             if [(each.start, each.end) for each in found.sections if each.group == group.index] != [(offset, offset)]:
                 return False
         windows = self._memory.windows
-        return all(cover(_sections_of(found, group), group.first_needed(offset), offset) is not None for group in windows)
+        return all(_cover(found, group, group.first_needed(offset), offset) is not None for group in windows)
 
     def _attach(self, node: Node, listed: ListedPoint, states: dict[Group, State], found: Object) -> None:
         """Add a restore point; if its window rows cannot be made, none. Takes the states, if it succeeds."""
         trie, known = self._trie, node.points.get(listed.offset)
 
         def publish(group: Group, start: int, end: int) -> Iterator[Page]:
-            return (self._unpack(group, rows) for rows in cover(_sections_of(found, group), start, end) or ())
+            return (self._unpack(group, rows) for rows in _cover(found, group, start, end) or ())
 
         point = trie.add_point(node, listed.offset, Reason(listed.reason))
         try:
@@ -230,7 +229,3 @@ class Placer:
                 trie.memory.release(state)
             else:
                 point.states[group] = state
-
-
-def _sections_of(found: Object, group: Group) -> list[HeldRows[Section]]:
-    return [HeldRows(each, each.start, each.end) for each in found.sections if each.group == group.index]

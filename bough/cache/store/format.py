@@ -1,7 +1,7 @@
-"""The objects of the store: their keys, their format, and reading them with proof.
+"""The objects of the store, which archives consist of too: their keys, their format, and reading them with proof.
 
-All our objects are below `bough-state/`, and each key has exactly the form of its kind. A bucket or a folder may hold other
-things: what is elsewhere is never listed, and what has another form is neither counted nor deleted. An object is
+In a store all our objects are below `bough-state/`, and each key has exactly the form of its kind. A bucket or a folder may
+hold other things: what is elsewhere is never listed, and what has another form is neither counted nor deleted. An object is
 
     8 bytes    magic, with the format's version
     16 bytes   seal: keyed hash of all that follows
@@ -11,7 +11,8 @@ things: what is elsewhere is never listed, and what has another form is neither 
     payload    the sections' content, one after the other
 
 There are three kinds of objects, distinguished by the group of their address: the rows of a page, of all groups with full
-attention; the list of a page's restore points; and what one restore point needs, states and window rows.
+attention; the list of a page's restore points; and what one restore point needs, states and window rows. In an archive rows
+may be a part of a page, those of windows are with them, and a restore point has its entry of the list with its states.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 from bough.cache.disk.errors import DAMAGED, FOREIGN, TRUNCATED, DiskMiss
 from bough.cache.disk.keys import HASH_BYTES, PageKeys
@@ -77,8 +79,9 @@ class Section:
 
 @dataclass(frozen=True)
 class Object:
-    """The content of an object; `nbytes` is its whole size."""
+    """The address and content of an object; `nbytes` is its whole size."""
 
+    address: Address
     sections: tuple[Section, ...]
     nbytes: int
 
@@ -100,7 +103,18 @@ def _encode_header(fingerprint: str, address: Address, sections: Sequence[Sectio
 
 
 def decode(keys: PageKeys, address: Address, content: Buffer) -> Object:
-    """Verify an object and return its content; raise DiskMiss. Each section has memory of its own."""
+    """Verify an object of a known address and return it; raise DiskMiss. Each section has memory of its own."""
+    found = read_object(keys, content)
+    if found.address != address:
+        raise DiskMiss(FOREIGN, "it is of another prefix")
+    return found
+
+
+def read_object(keys: PageKeys, content: Buffer) -> Object:
+    """Verify an object, which says itself what it is of, and return it; raise DiskMiss.
+
+    Its sections fill it exactly. Whether its address makes sense is for the caller to check.
+    """
     view = memoryview(content).cast("B")
     if len(view) < _PREFIX.size:
         raise DiskMiss(TRUNCATED, f"{len(view)} bytes")
@@ -111,20 +125,21 @@ def decode(keys: PageKeys, address: Address, content: Buffer) -> Object:
         raise DiskMiss(TRUNCATED, f"{len(view)} bytes, and its header claims {header_bytes}")
     if keys.seal([view[_PREFIX.size :]]) != seal:
         raise DiskMiss(DAMAGED, "its seal is wrong")
-    header = bytes(view[_PREFIX.size : _PREFIX.size + header_bytes])
-    sections = _read_sections(header, view[_PREFIX.size + header_bytes :])
-    if header != _encode_header(keys.fingerprint, address, sections):
-        raise DiskMiss(FOREIGN, "it is of another prefix or model")
-    return Object(sections, len(view))
+    header, payload = bytes(view[_PREFIX.size :][:header_bytes]), view[_PREFIX.size + header_bytes :]
+    group, start, end, num_sections, *lengths = _HEADER.unpack_from(header)
+    borders = list(accumulate(lengths, initial=_HEADER.size))
+    if num_sections > MAX_SECTIONS or borders[-1] + num_sections * _SECTION.size != len(header):
+        raise DiskMiss(DAMAGED, f"its header claims {num_sections} sections")
+    fingerprint, root, before, tokens = (header[low:high] for low, high in pairwise(borders))
+    if fingerprint != keys.fingerprint.encode():
+        raise DiskMiss(FOREIGN, "it is of another model")
+    sections = _read_sections(header[borders[-1] :], payload)
+    return Object(Address(root, before, tokens, group, start, end), sections, len(view))
 
 
-def _read_sections(header: bytes, payload: memoryview) -> tuple[Section, ...]:
-    _, _, _, count, *lengths = _HEADER.unpack_from(header)
-    at, done = _HEADER.size + sum(lengths), 0
-    if count > MAX_SECTIONS or at + count * _SECTION.size != len(header):
-        raise DiskMiss(DAMAGED, f"its header claims {count} sections")
-    sections = []
-    for group, start, end, nbytes in _SECTION.iter_unpack(header[at:]):
+def _read_sections(listed: bytes, payload: memoryview) -> tuple[Section, ...]:
+    sections, done = [], 0
+    for group, start, end, nbytes in _SECTION.iter_unpack(listed):
         sections.append(Section(group, start, end, bytearray(payload[done : done + nbytes])))
         done += nbytes
     if done != len(payload):
@@ -148,12 +163,19 @@ def list_section(address: Address, points: Sequence[ListedPoint]) -> Section:
 
 def read_points(address: Address, listed: Object) -> list[ListedPoint]:
     """The restore points in a page's list; raise DiskMiss if they are outside the page."""
-    if len(listed.sections) != 1 or len(listed.sections[0].data) % _POINT.size:
+    if len(listed.sections) != 1:
         raise DiskMiss(DAMAGED, "it is no list of restore points")
-    points = [ListedPoint(*numbers) for numbers in _POINT.iter_unpack(listed.sections[0].data)]
+    points = unpack_points(listed.sections[0])
     if not all(address.start < point.offset <= address.end for point in points):
         raise DiskMiss(DAMAGED, "it lists restore points of other pages")
     return points
+
+
+def unpack_points(section: Section) -> list[ListedPoint]:
+    """The restore points in a section that `list_section` has made; raise DiskMiss."""
+    if len(section.data) % _POINT.size:
+        raise DiskMiss(DAMAGED, f"its list of restore points has {len(section.data)} bytes")
+    return [ListedPoint(*numbers) for numbers in _POINT.iter_unpack(section.data)]
 
 
 class StorePath:

@@ -12,7 +12,7 @@ import typer
 from rich import filesize
 
 from bough.cache.admin.archive import ImportResult, export_tree, import_tree
-from bough.cache.admin.archive_format import Manifest, read_manifest
+from bough.cache.admin.archive_file import ArchiveHead, read_head
 from bough.cache.admin.trees import TreeInfo, list_trees
 from bough.cache.disk import Disk, DiskError
 from bough.cli import options
@@ -80,14 +80,14 @@ def import_file(
     screen, settings = Screen(), load_settings(flags, are_flags=True)
     if settings.disk == 0:
         raise SettingsError("disk is 0: the disk is turned off")
-    manifest = read_manifest(file)
+    head = read_head(file)
     with show_progress(screen.notes, stays=False) as progress, running_server(settings, is_local=is_local) as server:
-        name = model or manifest.model
+        name = model or head.model
         if server is not None and server.has_replicas(name):
             progress.start(f"reading {file}", None)
             done = server.import_archive(name, file, salt)
         else:
-            tree = _find_target(manifest, model, list_trees(settings.trees_folder), settings)
+            tree = _find_target(head, model, list_trees(settings.trees_folder), settings)
             name = tree.name
             progress.start(f"reading {file}", None)
             done = _import(tree, file, salt, settings, server, screen)
@@ -112,19 +112,19 @@ def _import(
         return import_tree(store, file, salt)
 
 
-def _find_target(manifest: Manifest, model: str | None, trees: Sequence[TreeInfo], settings: Settings) -> TreeInfo:
+def _find_target(head: ArchiveHead, model: str | None, trees: Sequence[TreeInfo], settings: Settings) -> TreeInfo:
     """The tree to import into: one with the same fingerprint, and of the model if one is named; or a tree to be made."""
-    name = model.removesuffix(":latest") if model else manifest.model
-    same = [tree for tree in trees if not tree.problem and tree.fingerprint == manifest.fingerprint]
+    name = model.removesuffix(":latest") if model else head.model
+    same = [tree for tree in trees if not tree.problem and tree.fingerprint == head.fingerprint]
     named = [tree for tree in same if is_of(tree, name)]
     if named or (same and model is None):
         return (named or same)[0]
-    folder = tree_folder(settings, name, manifest.fingerprint)
-    _require_no_other(manifest, model, [tree for tree in trees if not tree.is_set_aside], folder)
-    return TreeInfo(folder.name, folder, name, manifest.fingerprint, manifest.page_tokens)
+    folder = tree_folder(settings, name, head.fingerprint)
+    _require_no_other(head, model, [tree for tree in trees if not tree.is_set_aside], folder)
+    return TreeInfo(folder.name, folder, name, head.fingerprint, head.page_tokens)
 
 
-def _require_no_other(manifest: Manifest, model: str | None, trees: Sequence[TreeInfo], folder: Path) -> None:
+def _require_no_other(head: ArchiveHead, model: str | None, trees: Sequence[TreeInfo], folder: Path) -> None:
     """Raise DiskError if the named model has only trees with other fingerprints, or if `folder` holds another tree."""
     for tree in trees:
         if tree.folder == folder:
@@ -132,7 +132,7 @@ def _require_no_other(manifest: Manifest, model: str | None, trees: Sequence[Tre
     others = [tree.fingerprint[:12] for tree in trees if model is not None and is_of(tree, model)]
     if others:
         raise DiskError(
-            f"the file has fingerprint {manifest.fingerprint[:12]}, but the trees of {model!r} have {', '.join(others)}: "
+            f"the file has fingerprint {head.fingerprint[:12]}, but the trees of {model!r} have {', '.join(others)}: "
             "it was made with other weights or settings; leave out MODEL to import it into a tree of its own"
         )
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bough.cache.admin.archive import ExportResult, ImportResult
-from bough.cache.admin.archive_format import read_manifest
+from bough.cache.admin.archive import ExportResult, ImportResult, measure_archive
 from bough.cache.admin.trees import TreeInfo, list_trees
 from bough.cache.disk import DiskError
 from bough.cli.client import Client, find_client
@@ -126,8 +125,7 @@ class RunningServer:
     def export(self, model: str, file: Path, salt: str) -> ExportResult:
         """Write what a salt has of this model to a new file; with keys, the salt of our key."""
         self.client.download("/api/cache/export", file, salt, model=model)
-        items = read_manifest(file).items
-        return ExportResult(len(items), nbytes=sum(item.nbytes for item in items), num_skipped=0)
+        return measure_archive(file)
 
     def import_archive(self, model: str, file: Path, salt: str) -> ImportResult:
         """Add an archive to what a salt has of this model; with keys, the salt of our key."""

@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect
 from bough.errors import RequestError
 from bough.server.http.bounds import MAX_DEPTH, MAX_DIGITS, MAX_PARTS, MAX_VALUES, show
 from bough.server.http.errors import CLIENT_CLOSED_REQUEST, ErrorFormat, error_response, to_http_error
-from bough.server.notices import Notices
+from bough.server.log_format import Notices
 
 _LARGE_BYTES = 2**15  # larger bodies are read in a thread: this one takes 10 ms at most
 Api = Literal["ollama", "openai", "anthropic", "bough"]

@@ -20,7 +20,7 @@ from bough.generate.request import Request
 from bough.models.prompts import EncodedPrompt
 from bough.prompting.ask import Ask, tenant_of
 from bough.prompting.prompt import AnswerFormat, ModelFacts, encode_to_fit, make_request
-from bough.server.notices import Notices
+from bough.server.log_format import Notices
 from bough.server.serving.answer import Answer, Answered, ChoiceNews, Finished, make_listener
 from bough.server.serving.cache import CacheService
 from bough.server.serving.catalog import Catalog, LoadedEntry

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from bough.cache.admin.nodes import keep
-from bough.cache.graft import ImportedTree
 from bough.cache.steps import Steps
 from bough.errors import EngineError
-from tests.cache.admin.donor import bring
+from tests.cache.admin.donor import Imported, bring
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
 from tests.scenarios.test_random_walks import prompts, walk, walk_long
@@ -179,23 +178,34 @@ class UpkeepMachine(TierMachine):
     def _make_world(self) -> None:
         super()._make_world()
         self.works: list[Steps[object]] = []  # under way; the process that did them may have died
-        self.imports: dict[Steps[object], ImportedTree] = {}
+        self.imports: list[tuple[str, Imported]] = []  # on disk, and not in the tree yet
 
     @rule(chats=st.lists(prompts, min_size=1, max_size=3), salt=salts, seed=st.integers(0, 9))
     def bring_an_import(self, chats: list[list[int]], salt: str, seed: int) -> None:
-        """Somebody has put a part of another tree on disk, and begins to take it up."""
+        """Somebody has put a part of another tree on disk; the tree takes it later."""
         if self.disk is not None:
-            imported = bring(self.disk, self.model, chats, salt, random.Random(seed))
-            self.works.append(self.world.cache.graft(salt, imported))
-            self.imports[self.works[-1]] = imported
+            self.imports.append((salt, bring(self.disk, self.model, chats, salt, random.Random(seed))))
+
+    @precondition(lambda self: self.imports)
+    @rule(which=st.integers(0, 2))
+    def attach_an_import(self, which: int) -> None:
+        salt, imported = self.imports.pop(which % len(self.imports))
+        self.world.cache.attach(salt, imported.files, imported.points)
+
+    @precondition(lambda self: self.imports)
+    @rule(which=st.integers(0, 2))
+    def give_an_import_up(self, which: int) -> None:
+        _, imported = self.imports.pop(which % len(self.imports))
+        if self.disk is not None:
+            self.disk.drop_unused(imported.files)
 
     @rule(salt=st.sampled_from([None, "", "other"]))
     def begin_to_clear(self, salt: str | None) -> None:
-        self.works.append(self.world.cache._clear(salt))
+        self.works.append(self.world.cache.upkeep._clear(salt))
 
     @rule()
     def begin_to_save(self) -> None:
-        self.works.append(self.world.cache._save_all(None))
+        self.works.append(self.world.cache.upkeep._save_all(None))
 
     @precondition(lambda self: self.works)
     @rule(which=st.integers(0, 2), num_steps=st.integers(1, 30))
@@ -211,18 +221,13 @@ class UpkeepMachine(TierMachine):
     @precondition(lambda self: self.works)
     @rule(which=st.integers(0, 2))
     def give_a_work_up(self, which: int) -> None:
-        """Also one that has not begun: then the import itself drops its files."""
-        work = self.works.pop(which % len(self.works))
-        work.close()
-        if self.disk is not None and work in self.imports and self.imports[work].claim():
-            self.disk.drop_unused(self.imports[work].files)
+        self.works.pop(which % len(self.works)).close()
 
     @invariant()
     def files_without_a_user_belong_to_an_import_under_way(self) -> None:
         if hasattr(self, "world") and self.disk is not None:
-            imports = [self.imports[work] for work in self.works if work in self.imports]
             unused = {file for file in self.disk.live.values() if file.num_users == 0}
-            assert unused <= {file for imported in imports for file in imported.files}
+            assert unused <= {file for _, imported in self.imports for file in imported.files}
 
     @rule(salt=salts)
     def forget(self, salt: str) -> None:

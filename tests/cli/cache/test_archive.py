@@ -66,15 +66,18 @@ def test_export_does_not_overwrite(invoke, grow, home):
     assert (home / "mine").read_text() == "mine"
 
 
-def test_a_tree_that_no_archive_can_hold_is_refused_with_the_reason(invoke, grow, home):
-    with open_disk(grow()) as disk:
+def test_a_tree_of_states_alone_comes_back_elsewhere(invoke, grow, home, monkeypatch):
+    with open_disk(grow(num_pages=1)) as disk:
         root = disk.root("")
-        put(disk, Address(root, disk.keys.first(root), pack(range(9)), 1, 9, 9), b"a state without pages before it")
+        put(disk, Address(root, disk.keys.first(root), pack(range(9)), 1, 9, 9), b"a state of a whole prefix")
+    archive = home / "states.tar"
 
-    result = invoke("cache", "export", "small", str(home / "out"))
+    exported = json.loads(invoke("cache", "export", "small", str(archive), "--json").stdout)
+    monkeypatch.setenv("BOUGH_CACHE_FOLDER", str(home / "elsewhere"))
+    imported = invoke("cache", "import", str(archive))
 
-    assert result.exit_code == 1 and "no layers with full attention" in result.stderr and "up to 9 tokens" in result.stderr
-    assert not (home / "out").exists()
+    assert (exported["num_items"], exported["num_skipped"], imported.exit_code) == (3, 0, 0)
+    assert b"a state of a whole prefix" in contents(only_tree(home / "elsewhere" / "trees").folder)
 
 
 def test_a_model_with_several_trees_is_exported_by_the_name_of_the_tree(invoke, grow, home):

@@ -48,7 +48,7 @@ class OneModel(Service):
     async def _using(self, model: str) -> AsyncIterator[Any]:
         yield self.loaded
 
-    def _encode(self, prompt: str, *, limit: PromptLimit, **options: Any) -> Any:
+    def _encode(self, prompt: str, *, limit: PromptLimit, **options: Any) -> EncodedPrompt:
         self.steps.append(f"encoded by {_thread()}")
         limit.check(len(prompt))
         return EncodedPrompt(Tokens.of([1] * len(prompt)))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from bough.cache.admin.archive import ImportResult, export_tree, import_tree
 from bough.cache.disk import Disk
-from bough.cache.steps import RunSteps, Steps, run_at_once
+from bough.cache.tree.address import DiskFile, PointRecord
 from bough.cache.tree.state import Tier
-from bough.errors import QueueFull, RequestError
+from bough.errors import QueueFull
 from bough.types import Boundary, Mark
-from tests.cache.admin.donor import bring
+from tests.cache.admin.donor import Imported, bring
 from tests.fake_disk import FakeDisk
 from tests.fakes import MODELS
 from tests.scenarios.test_interleaved import Traffic, open_disk
@@ -27,9 +27,9 @@ every_model = pytest.mark.parametrize("model", MODELS)
 with_rows = pytest.mark.parametrize("model", [model for model in MODELS if "full" in model])
 
 
-def graft(world: World, disk: FakeDisk, model: str, chats: list[list[int]], salt: str = "", loss: float = 0.0) -> None:
-    steps = bring(disk, model, chats, salt, random.Random(0), loss)
-    run_at_once(lambda: world.cache.graft(salt, steps))
+def bring_in(world: World, disk: FakeDisk, model: str, chats: list[list[int]], salt: str = "") -> None:
+    imported = bring(disk, model, chats, salt, random.Random(0), 0.0)
+    world.cache.attach(salt, imported.files, imported.points)
     world.check()
 
 
@@ -38,7 +38,7 @@ def test_what_is_imported_into_an_empty_tree_is_reused(model: str) -> None:
     disk = FakeDisk(4)
     world = World(MODELS[model], 4, disk=disk)
 
-    graft(world, disk, model, [LONG, BRANCH], "mine")
+    bring_in(world, disk, model, [LONG, BRANCH], "mine")
 
     for chat in (LONG, BRANCH):
         assert world.cache.count_reusable([*chat, 63], "mine") == len(chat)
@@ -54,7 +54,7 @@ def test_what_is_in_memory_stays_there_and_requests_go_on(model: str) -> None:
     busy = world.begin([*LONG[:15], 60, 61, 62])
     before = world.cache.memory.tree_bytes
 
-    graft(world, disk, model, [BRANCH, [*LONG, 30, 31], LONG[:15]])
+    bring_in(world, disk, model, [BRANCH, [*LONG, 30, 31], LONG[:15]])
 
     assert world.cache.memory.tree_bytes == before > 0 and tiers(world)[Tier.DISK] > 0
     assert world.known(BRANCH) == len(BRANCH) and world.known([*LONG, 30, 31]) == len(LONG) + 2
@@ -79,7 +79,7 @@ def test_an_import_fills_holes() -> None:
         trie.trim(node, len(LONG))
     assert node.has_holes
 
-    graft(world, disk, "full", [LONG])
+    bring_in(world, disk, "full", [LONG])
 
     assert not trie.match(LONG).node.has_holes
     assert world.cache.count_reusable([*LONG, 63]) == len(LONG)
@@ -90,12 +90,11 @@ def test_files_that_find_no_place_are_dropped(model: str) -> None:
     disk = FakeDisk(4)
     world = World(MODELS[model], 4, disk=disk)
     imported = bring(disk, model, [LONG], "", random.Random(0), 0.0)
-    for step in imported.steps:
-        if step.end == 8:
-            for file in step.files:
-                disk.live.pop(file.address)  # it was cleared meanwhile
+    for file in imported.files:
+        if file.address.end == 8:
+            disk.live.pop(file.address)  # it was cleared meanwhile
 
-    run_at_once(lambda: world.cache.graft("", imported))
+    world.cache.attach("", imported.files, imported.points)
     world.check()
 
     assert world.known(LONG) == 4
@@ -103,46 +102,53 @@ def test_files_that_find_no_place_are_dropped(model: str) -> None:
     assert all(address.end <= 4 for address in disk.platter.points)
 
 
-@every_model
-def test_an_import_that_is_given_up_leaves_a_whole_tree_and_no_file_without_a_user(model: str) -> None:
-    disk = FakeDisk(4)
-    world = World(MODELS[model], 4, disk=disk)
-    work = world.cache.graft("", bring(disk, model, [LONG, BRANCH], "", random.Random(0), 0.0))
-    for _ in range(5):
-        next(work)
-        world.check()
-
-    work.close()
-
-    world.check()
-    assert all(file.num_users for file in disk.live.values())
-    assert 0 < world.cache.memory.num_bytes[Tier.DISK] == disk.claimed_bytes or "full" not in model
-
-
-@pytest.mark.parametrize("model", ["full", "window+recurrent+full"])
-def test_an_import_that_is_refused_before_its_first_step_leaves_no_file(model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["full", "recurrent", "window+recurrent+full"])
+def test_an_import_that_the_tree_cannot_take_leaves_no_file(model: str, tmp_path: Path) -> None:
     with open_disk(tmp_path / "one") as source, open_disk(tmp_path / "other") as disk:
         origin, world = World(MODELS[model], 4, disk=source), World(MODELS[model], 4, disk=disk)
         origin.run(LONG)
         assert origin.cache.upkeep.flush()
         world.run(LONG[:8])
         assert world.cache.upkeep.flush()
-        used_bytes, works = disk.claimed_bytes, []
+        used_bytes, known = disk.claimed_bytes, world.known(LONG[:8])
+        kept: list[Imported] = []
 
-        def refuse(start: Callable[[], Steps[None]]) -> None:
-            works.append(start())
+        def refuse(files: Sequence[DiskFile], points: Sequence[PointRecord]) -> None:
+            kept.append(Imported(list(files), list(points)))
             raise QueueFull(64)
 
+        export_tree(source, tmp_path / "archive.tar")
         with pytest.raises(QueueFull):
-            carry(source, tmp_path / "archive.tar", world, disk, refuse)  # type: ignore[arg-type]
+            import_tree(disk, tmp_path / "archive.tar", "", refuse)
 
         assert disk.claimed_bytes == used_bytes == world.cache.memory.num_bytes[Tier.DISK] > 0
-        assert list(works[0]) == []  # if it is begun after all, it does nothing
+        world.cache.attach("", kept[0].files, kept[0].points)  # if it is done after all, it finds nothing
+        assert disk.claimed_bytes == used_bytes == world.cache.memory.num_bytes[Tier.DISK]
         disk.check()
-        assert world.known(LONG) == 8
+        assert world.known(LONG[:8]) == known
         world.check()
         origin.cache.upkeep.close()
         world.cache.upkeep.close()
+
+
+def test_an_edge_that_cannot_be_cut_stays_and_what_needs_the_cut_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FakeDisk(4)
+    world = World(MODELS["full"], 4, disk=disk)
+    world.run(LONG)
+    world.cache.upkeep.flush()
+    claimed_bytes = disk.claimed_bytes
+    imported = bring(disk, "full", [BRANCH, [50, 51]], "", random.Random(0), 0.0)
+
+    def fail(*given: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.engine, "cut", fail)
+        world.cache.attach("", imported.files, imported.points)
+
+    world.check()
+    assert world.known(LONG) == len(LONG) and world.known(BRANCH) == 9 and world.known([50, 51]) == 2
+    assert all(file.num_users for file in disk.live.values()) and disk.claimed_bytes > claimed_bytes
 
 
 @every_model
@@ -155,28 +161,12 @@ def test_what_was_put_but_not_taken_up_is_found_by_the_next_start(model: str) ->
     assert after.cache.count_reusable([*LONG, 63]) == len(LONG)
 
 
-def carry(source: Disk, file: Path, world: World, disk: Disk, run: RunSteps) -> ImportResult:
+def carry(source: Disk, file: Path, world: World, disk: Disk) -> ImportResult:
     export_tree(source, file)
-    return import_tree(disk, file, graft=lambda steps: run(lambda: world.cache.graft("", steps)))
+    return import_tree(disk, file, "", lambda files, points: world.cache.attach("", files, points))
 
 
-@pytest.mark.parametrize("model", [model for model in MODELS if "full" not in model])
-def test_a_tree_that_no_archive_can_hold_is_not_exported(model: str, tmp_path: Path) -> None:
-    with open_disk(tmp_path / "one") as source:
-        origin = World(MODELS[model], 4, disk=source)
-        origin.run(LONG)
-        assert origin.cache.upkeep.flush()
-
-        with pytest.raises(
-            RequestError, match=r"no layers with full attention, .* of up to 22 tokens, .* pages of 4 tokens"
-        ):
-            export_tree(source, tmp_path / "archive.tar")
-
-        assert [entry.name for entry in tmp_path.iterdir()] == ["one"]
-        origin.cache.upkeep.close()
-
-
-@with_rows
+@every_model
 def test_an_archive_comes_into_a_tree_that_serves_requests(model: str, tmp_path: Path) -> None:
     with open_disk(tmp_path / "one") as source, open_disk(tmp_path / "other") as disk:
         origin = World(MODELS[model], 4, disk=source)
@@ -189,11 +179,11 @@ def test_an_archive_comes_into_a_tree_that_serves_requests(model: str, tmp_path:
         for _ in range(5):
             traffic.serve()
 
-        done = carry(source, tmp_path / "archive.tar", world, disk, traffic)
+        done = carry(source, tmp_path / "archive.tar", world, disk)
 
         world.check()
-        assert done.num_items > 0 and done.problems == () and traffic.num_interruptions > 3
-        again = carry(source, tmp_path / "archive.tar", world, disk, traffic)  # before chats grow, and drop partial pages
+        assert done.num_items > 0 and done.problems == ()
+        again = carry(source, tmp_path / "archive.tar", world, disk)  # before chats grow, and drop partial pages
         assert again.num_items == 0 and again.problems == ()
         for chat in chats:
             assert world.cache.count_reusable([*chat, 63]) >= origin.cache.count_reusable([*chat, 63])
@@ -213,9 +203,7 @@ def test_the_disks_budget_holds_whoever_puts(tmp_path: Path) -> None:
         origin.cache.upkeep.close()
     with Disk(tmp_path / "small", fingerprint="f", page_tokens=4, budget_bytes=500, floor_bytes=0) as disk:
         world = World(MODELS["full"], 4, disk=disk)
-        done = import_tree(
-            disk, tmp_path / "archive.tar", graft=lambda steps: run_at_once(lambda: world.cache.graft("", steps))
-        )
+        done = import_tree(disk, tmp_path / "archive.tar", "", lambda files, points: world.cache.attach("", files, points))
         world.check()
         assert done.num_skipped > 0 and "no room" in done.problems[0]
         assert 0 < world.cache.memory.num_bytes[Tier.DISK] == disk.claimed_bytes <= 500

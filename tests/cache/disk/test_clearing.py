@@ -1,4 +1,4 @@
-"""Held files stay for whoever reads them, clearing does not wait for anybody, and neither harms what is put meanwhile."""
+"""Clearing does not wait for anybody, and does not harm what is put meanwhile."""
 
 from __future__ import annotations
 
@@ -12,97 +12,7 @@ import pytest
 
 from bough.cache.disk import Disk
 from bough.cache.disk.index import Index
-from tests.cache.disk.shelf import Shelf, address_of, content_of, get, point_of, put, put_path, put_point, save
-
-
-def read(disk: Disk, tokens: list[int], salt: str = "") -> bytes:
-    file = next(file for file in disk._ledger.retired.values() if file.address == address_of(disk, tokens, 0, salt=salt))
-    return bytes(disk.read(file))
-
-
-def test_a_held_file_that_nobody_uses_can_be_read_until_the_hold_ends(disk: Disk, shelf: Shelf) -> None:
-    file, other = put(disk, address_of(disk, [1], 0)), put(disk, address_of(disk, [1], 0, salt="other"))
-    assert disk.flush(10)
-
-    with disk.hold(disk.root("")) as held, disk.hold(disk.root("")):
-        disk.drop(file)
-        disk.drop(other)
-        disk.check()
-        assert disk.flush(10) and disk.claimed_bytes == 0
-        assert held.files == [file] and len(shelf.page_files()) == 1  # that of the other root is gone
-        assert read(disk, [1]) == content_of(file.address)
-
-    assert disk.flush(10) and shelf.page_files() == []
-
-
-def test_a_held_file_that_is_put_again_is_live_without_a_write(disk: Disk) -> None:
-    file = put(disk, address_of(disk, [1], 0))
-    assert disk.flush(10)
-
-    with disk.hold(disk.root("")):
-        disk.drop(file)
-        again = put(disk, file.address)
-        disk.check()
-
-    assert again is file and disk.flush(10)
-    assert disk.counts.saved == 1 and get(disk, file) == content_of(file.address)
-
-
-def test_what_is_written_after_a_snapshot_is_not_held(disk: Disk, shelf: Shelf) -> None:
-    held = put(disk, address_of(disk, [1], 0))
-    assert disk.flush(10)
-
-    with disk.hold(disk.root("")):
-        disk.drop(held)
-        for number in range(2, 5):
-            later = put(disk, address_of(disk, [number], 0))
-            assert save(disk, later)
-            disk.drop(later)
-            assert disk.flush(10) and disk.used_bytes == held.nbytes
-        disk.check()
-        with disk.hold(disk.root("")) as second:
-            assert second.files == []
-        assert read(disk, [1]) == content_of(held.address)  # the end of another hold changes nothing
-
-    assert disk.flush(10) and shelf.page_files() == []
-
-
-def test_a_held_file_that_is_found_lost_goes_at_once(disk: Disk, shelf: Shelf) -> None:
-    file = put(disk, address_of(disk, [1], 0))
-    assert disk.flush(10)
-    shelf.page_files()[0].write_bytes(b"")
-
-    with disk.hold(disk.root("")) as held:
-        disk.drop(file)
-        disk._ledger.mark_lost(held.files[0], "damaged")
-        again = put(disk, file.address)
-        assert save(disk, again) and again is not file
-
-    assert disk.flush(10) and get(disk, again) == content_of(file.address)
-
-
-def test_what_is_held_when_the_process_ends_is_found_by_the_next(shelf: Shelf) -> None:
-    with shelf.open() as disk:
-        file = put(disk, address_of(disk, [1], 0))
-        assert disk.flush(10)
-        held = disk.hold(disk.root(""))
-        held.__enter__()
-        disk.drop(file)
-
-    with shelf.open() as disk:
-        assert [file.address for file in disk.files()] == [file.address]
-
-
-def test_clearing_deletes_what_is_held(disk: Disk, shelf: Shelf) -> None:
-    files = put_path(disk, range(8))
-    assert disk.flush(10)
-    with disk.hold(disk.root("")):
-        disk.drop(files[0])
-        disk.clear(disk.root(""))()
-        assert shelf.page_files() == []
-        assert save(disk, put(disk, files[0].address))
-        disk.check()
-    assert disk.flush(10) and len(shelf.page_files()) == 1
+from tests.cache.disk.shelf import Shelf, address_of, point_of, put, put_point, save
 
 
 def test_settling_waits_for_what_was_queued_and_tells_of_failures(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
