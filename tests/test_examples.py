@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from bough.models import ModelFiles
+from tests.server.in_process import make_words_folder, serving
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -37,32 +38,49 @@ class Row:
 
 @pytest.mark.model
 def test_the_tree_of_thoughts_computes_what_its_branches_share_once(smollm2_files: ModelFiles) -> None:
-    printed = _run("tree_of_thoughts.py", tokens=8)
+    printed = _run("tree_of_thoughts.py")
 
-    rows = _read_rows(printed, r"\d|shared|all")
-    shared = rows.pop("shared")
-    assert list(rows) == ["1", "2", "3", "4", "all"]
-    assert shared.computed == shared.prompts > 200
-    assert rows["1"].reused >= 16 * shared.computed  # 8 thoughts and 8 verdicts
-    assert rows["all"].reused >= 64 * shared.computed
-    assert len(re.findall(r"^  [1-4]\. \S", printed, re.MULTILINE)) == 4
+    found = re.search(r"^65 requests: ([\d,]+) tokens of prompts, ([\d,]+) reused, ([\d,]+) computed$", printed, re.M)
+    assert found is not None, printed
+    prompts, reused, computed = (int(number.replace(",", "")) for number in found.groups())
+    assert reused + computed == prompts > 64 * 200  # the plan of the town has 200 tokens
+    assert reused > 10 * computed
+    assert len(re.findall(r"^[1-4]\. .* \((?:[1-9]|10) of 10\)$", printed, re.MULTILINE)) == 4
 
 
 @pytest.mark.model
-def test_eight_agents_call_tools_and_compute_their_tool_prompt_once(smollm2_files: ModelFiles) -> None:
-    printed = _run("eight_agents.py", tokens=12)
+def test_agents_call_python_functions_and_compute_their_tools_once(smollm2_files: ModelFiles) -> None:
+    printed = _run("agents.py")
 
-    rows = _read_rows(printed, r"\d|shared|all")
-    shared, agents = rows["shared"], [rows[str(number)] for number in range(1, 9)]
-    assert shared.computed == shared.prompts > 200
-    assert all(row.reused >= 2 * shared.computed > row.computed for row in agents)  # each asks twice
-    calls = re.findall(r"^    (?:calculator\(\d+ [-+*/] \d+\)|dictionary\(\w+\))$", printed, re.MULTILINE)
-    assert len(calls) == 8
+    rounds = re.findall(r"(compute|look_up|reply)\(.*\) = .+ \((\d+) of (\d+) tokens reused\)", printed)
+    assert [name for name, *_ in rounds].count("reply") == 3 <= len(rounds) <= 9
+    counts = sorted((int(reused), int(prompt)) for _, reused, prompt in rounds)
+    assert all(reused > prompt / 2 > 100 for reused, prompt in counts[1:])  # the first one computes the tools
+
+
+@pytest.mark.model
+def test_letters_are_classified_by_a_type_in_one_batch(smollm2_files: ModelFiles) -> None:
+    printed = _run("classify.py")
+
+    labels = r"Letter\(topic='(?:delay|price|repair)', mood='(?:happy|angry)', urgent=(?:True|False)\)$"
+    assert len(re.findall(labels, printed, re.MULTILINE)) == 6
+    found = re.search(r"^(\d+) of (\d+) tokens reused$", printed, re.MULTILINE)
+    assert found is not None and int(found[1]) > int(found[2]) / 2
+
+
+def test_an_example_runs_with_a_model_in_a_server(tmp_path: Path) -> None:
+    with serving(ModelFiles("tiny", make_words_folder(tmp_path / "tiny")), tmp_path) as server:
+        assert "tokens reused" in _run("classify.py", server.url)
+
+
+@pytest.mark.parametrize("name", ["tree_of_thoughts.py", "agents.py", "classify.py"])
+def test_the_short_programs_are_short(name: str) -> None:
+    assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) <= 40
 
 
 @pytest.mark.model
 def test_map_reduce_computes_its_instruction_once_and_then_only_what_changed(smollm2_files: ModelFiles) -> None:
-    printed = _run("map_reduce.py", tokens=8)
+    printed = _run("map_reduce.py", "--tokens", "8")
 
     rows = _read_rows(printed, r"(?:instruction|map, one changed|map|reduce) +\d+")
     instruction, mapped, reduced, again = rows.values()
@@ -96,9 +114,9 @@ def test_the_readme_of_the_examples_names_each_of_them() -> None:
     assert sorted(listed) == sorted(file.name for file in EXAMPLES.iterdir() if file.is_file() and file.name != "README.md")
 
 
-def _run(name: str, *, tokens: int) -> str:
+def _run(name: str, *arguments: str) -> str:
     """What an example prints."""
-    command = [sys.executable, str(EXAMPLES / name), "--tokens", str(tokens)]
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, encoding="utf-8", timeout=240)
     assert done.returncode == 0, done.stderr

@@ -210,6 +210,7 @@ class _Attaching:
         if group is None or (address.start < address.end) != (group.kind is not Kind.RECURRENT):
             return
         node, used = node_at(end, address.end), self._clock_offset + file.last_used
+        node.hits = max(node.hits, file.hits)
         if group.kind is Kind.RECURRENT:
             state = State(group, address.end, None, 0, Tier.DISK, {file: (address.end, address.end)})
             self._states[node, address.end].append(state)
@@ -271,7 +272,7 @@ class _Attaching:
                     self._trie.drop_page(node, page)
 
     def _finish(self, ends: Iterable[Node]) -> None:
-        """Mark holes, remove new leaves that hold nothing, give parents the recency of their children, offer all."""
+        """Mark holes, remove new leaves that hold nothing, give parents the uses of their children, offer all."""
         nodes = set[Node]()
         for end in ends:
             while end.parent is not None and end not in nodes:
@@ -284,6 +285,7 @@ class _Attaching:
                 nodes.discard(node)
                 continue
             node.has_holes = has_holes(self._trie, node)
+            node.hits = max(node.hits, sum(child.hits for child in node.children.values()))
             node.parent.last_used = max(node.parent.last_used, node.last_used)
         self._trie.version += 1
         for node in nodes:

@@ -244,8 +244,17 @@ class ChatTurn:
     def end(self, completion: Completion) -> Completion:
         """Add the question and its answer to the chat, unless the answer was cancelled."""
         if completion.finish_reason != "cancelled":
-            self._chat._messages = [*self.messages, {"role": "assistant", "content": completion.text}]
+            self._chat._messages = [*self.messages, self._write_answer(completion)]
         return completion
+
+    def _write_answer(self, completion: Completion) -> Message:
+        """The answer as a message. One that had to be a call is nothing but the call, which the template writes its way."""
+        if not completion.tool_calls or self.options.get("tool_choice") in (None, "auto"):
+            return {"role": "assistant", "content": completion.text}
+        functions = [{"name": each.name, "arguments": each.arguments} for each in completion.tool_calls]
+        calls = zip(completion.tool_calls, functions, strict=True)
+        written = [{"id": call.id, "type": "function", "function": function} for call, function in calls]
+        return {"role": "assistant", "content": "", "tool_calls": written}
 
     def close(self) -> None:
         self.is_closed = True

@@ -132,6 +132,17 @@ def test_a_call_that_is_required_is_made(runner: Runner, choice: str) -> None:
     assert call.arguments.get("side") in (("head", "tail") if call.name == "toss" else (None,))
 
 
+def test_a_chat_keeps_a_required_call_as_a_call_and_any_other_answer_as_its_text(runner: Runner) -> None:
+    chat = runner.chat(tools=[toss], max_tokens=400)
+    asked = chat.send("Toss it.", tool_choice="required")
+    chat.send([{"role": "tool", "tool_call_id": asked.tool_calls[0].id, "content": "head"}], max_tokens=3)
+
+    _, called, _, answered = chat.messages
+    function = {"name": "toss", "arguments": asked.tool_calls[0].arguments}
+    assert called["tool_calls"] == [{"id": asked.tool_calls[0].id, "type": "function", "function": function}]
+    assert called["content"] == "" and "tool_calls" not in answered
+
+
 def test_without_a_choice_the_prompt_offers_the_tools_and_with_none_it_does_not(runner: Runner) -> None:
     def count(**options: Any) -> int:
         return runner.generate("Hello", max_tokens=1, **options).usage.prompt_tokens

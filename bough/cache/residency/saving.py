@@ -97,6 +97,8 @@ class Saver:
         addresses, now = PathAddresses.of(disk, trie, path[-1]), self._clock.wall()
         for node in path:
             self._save_node(disk, trie, node, addresses, now)
+        for node in path:
+            _note_hits(node)
         disk.touch([file for node in path for item in node.items() for file in item.files], now)
 
     def save_all(self, trie: SaltTrie) -> Steps[SavePass]:
@@ -161,6 +163,7 @@ class Saver:
     def _save_node(self, disk: Disk, trie: SaltTrie, node: Node, addresses: PathAddresses, last_used: float) -> None:
         """Save the items of a node that the disk has room for, and index its restore points."""
         self._save_items(disk, trie, node.items(), addresses, last_used)
+        _note_hits(node)
         self._index_points(disk, node, addresses, last_used)
         self._evictor.offer(trie, node)
 
@@ -262,6 +265,13 @@ def forget_disk(trie: SaltTrie) -> None:
             trie.memory.drop_files(item)
         for point in node.points.values():
             point.indexed = None
+
+
+def _note_hits(node: Node) -> None:
+    """Note how often a node was used with its files. Of several nodes with content in a file, the deepest comes last."""
+    for item in node.items():
+        for file in item.files:
+            file.hits = node.hits
 
 
 def _unsaved(items: Iterable[Item]) -> list[Item]:
