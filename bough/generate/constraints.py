@@ -29,7 +29,7 @@ _OPTIONS: Any = {"whitespace_pattern": r"(\r?\n( {0,16}|\t{1,4})| )", "coerce_on
 class Constraint:
     """The grammar of one answer, and the position of the answer in it."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, vocabulary: Vocabulary) -> None:
+    def __init__(self, matcher: LLMatcher, vocab_size: int, vocabulary: TokenTexts) -> None:
         self._matcher = matcher
         self._mask_bytes = (vocab_size + 7) // 8
         self._vocabulary = vocabulary
@@ -54,7 +54,7 @@ class Constraint:
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class TokenTexts:
     """The tokens of a model as bytes, by their ids; special tokens are empty."""
 
     texts: Sequence[bytes]
@@ -89,11 +89,11 @@ class ConstraintFactory:
         return from_tokenizer(self._hf_tokenizer, n_vocab=num_tokens, eos_token=self._eos_ids or None)
 
     @cached_property
-    def _vocabulary(self) -> Vocabulary:
+    def _vocabulary(self) -> TokenTexts:
         tokenizer = self._tokenizer
         special = tokenizer.is_special_token
         texts = [b"" if special(each) else tokenizer.decode_bytes([each]) for each in range(tokenizer.vocab_size)]
-        return Vocabulary(texts, QuoteTokens(texts))
+        return TokenTexts(texts, QuoteTokens(texts))
 
 
 def _compile(schema: dict[str, Any], tokenizer: LLTokenizer) -> LLMatcher:
