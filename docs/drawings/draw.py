@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parent
 SYSTEM = "You are a librarian in a small town. You recommend one book at a time, and say in one sentence why."
 QUESTIONS = ("What shall I read about rivers?", "What shall I read about bees?", "When do you open?")
 WIDTH, ROW, GAP, LABEL = 960, 40, 3, 42
-MEMORY_MB = 40
+MEMORY_MB = 20
 COLORS = {"new": "#2a9d8f", "known": "#a8d5cf", "device": "#2a9d8f", "disk": "#d9c9a3", "computed": "#e07a5f"}
 INK, FAINT, PAPER = "#1f2d2b", "#5d6f6c", "#fbfcfb"
 

@@ -3,7 +3,7 @@
 Three programs and a person use one server with the default model: an agent with tools over Ollama's API, a script that
 asks about a long document over OpenAI's, one that classifies short texts over Anthropic's, and chats on the page, long and
 short, with forks, retries and an edit. What the model answers is of no interest here, so answers are short. The tree then
-has some 70 nodes, and one edge of 8,000 tokens.
+has some 65 nodes, and one edge of 8,000 tokens.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tests.browser.page_driver import Chat, wait_for_end
 from tests.server.servers import running
 
 REQUEST_S = 300
+AFTERGLOW_MS = 3_000  # paths of requests that have ended are highlighted for a while
 NUM_COLOURS = 256
 ANSWER_TOKENS = 14
 DOCUMENT_WORDS = 7_200
@@ -93,7 +94,8 @@ class Programs:
             for name in TOOLS:
                 answer = self._post("/api/chat", OPTIONS | {"messages": messages})["message"]
                 messages += [answer, {"role": "tool", "tool_name": name, "content": f"{name}: {result}"}]
-            self._post("/api/chat", OPTIONS | {"messages": [*messages[:-1], messages[-1] | {"content": "It failed."}]})
+            for last in (messages[-1], messages[-1] | {"content": "It failed."}):
+                self._post("/api/chat", OPTIONS | {"messages": [*messages[:-1], last]})
 
     def ask_about_document(self) -> None:
         """One document that nearly fills the context, and two questions about it."""
@@ -157,6 +159,7 @@ def use_for_an_hour(url: str, page: Page) -> None:
     programs.run_agent()
     chat_on_page(page)
     programs.ask_about_document()
+    page.wait_for_timeout(AFTERGLOW_MS)
 
 
 def take_pictures(page: Page, folder: Path) -> None:

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from bough.cli.logs import log_name
-from bough.server import logs
+from bough.server import log_format
 from bough.server.log_format import set_up_logs, writing_log_file
 
 log = logging.getLogger("bough.test")
@@ -43,7 +43,7 @@ def test_what_is_logged_is_in_a_file_that_only_its_owner_can_read(invoke, file):
 
 
 def test_a_full_file_is_replaced_and_its_lines_are_still_shown(invoke, file, monkeypatch):
-    monkeypatch.setattr(logs, "LOG_FILE_BYTES", 200)
+    monkeypatch.setattr(log_format, "LOG_FILE_BYTES", 200)
     with writing_log_file(file, as_json=True):
         for number in range(5):
             log.warning("warning %d", number)

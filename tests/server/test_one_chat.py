@@ -78,7 +78,6 @@ class Trace:
             Session.__init__.__code__: self._note_session,
             Trie.match.__code__: self._note_match,
             pack.__code__: self._note_packing,
-            Tokens.of.__func__.__code__: self._note_packing,  # type: ignore[attr-defined]
             ThreadPoolExecutor.submit.__code__: self._note_trip,
             run_sync.__code__: self._note_trip,
             **{each.__init__.__code__: self._note_shape for each in SHAPES},

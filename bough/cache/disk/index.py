@@ -2,7 +2,8 @@
 
 Every change is one transaction, safe on the disk when `apply` returns. A row is written after its file and removed before
 it, so that a row always has its file. The table `copies` has one row for each file; its rows are large (they hold tokens)
-and never change. The time of a file's last use has a table of its own, `uses`, so that updating it writes little.
+and never change. The time of a file's last use has a table of its own, `uses`, so that updating it writes little; so has
+the number of its uses, `hits`, which indexes of earlier versions lack until they are opened for writing.
 `secure_delete` overwrites deleted rows.
 """
 
@@ -29,6 +30,7 @@ INDEX_FILES = (f"{INDEX}-wal", f"{INDEX}-shm", INDEX)
 READ_ATTEMPTS, READ_AGAIN_S = 5, 0.2
 APPLICATION_ID = 0x426F7567  # "Boug", in the header of the SQLite file
 
+_HITS = "CREATE TABLE IF NOT EXISTS hits (id INTEGER PRIMARY KEY, hits INTEGER NOT NULL)"
 _SCHEMA = (
     f"PRAGMA application_id = {APPLICATION_ID}",
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -40,12 +42,14 @@ _SCHEMA = (
     "end_offset INTEGER NOT NULL, reason INTEGER NOT NULL, is_kept INTEGER NOT NULL, is_superseded INTEGER NOT NULL, "
     "last_used REAL NOT NULL)",
 )
+_REMOVE_HITS = "DELETE FROM hits WHERE id = (SELECT id FROM copies WHERE name = ?)"
 _REMOVE_USE = "DELETE FROM uses WHERE id = (SELECT id FROM copies WHERE name = ?)"
 _REMOVE_FILE = "DELETE FROM copies WHERE name = ?"
 _ADD_FILE = (
     "INSERT INTO copies VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET nbytes = excluded.nbytes"
 )
 _ADD_USE = "INSERT OR REPLACE INTO uses SELECT id, ? FROM copies WHERE name = ?"
+_NOTE_HITS = "INSERT OR REPLACE INTO hits SELECT id, ? FROM copies WHERE name = ?"
 _REMOVE_POINT = "DELETE FROM points WHERE name = ?"
 _ADD_POINT = "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _NOTE_USE = (
@@ -197,10 +201,11 @@ class Index:
         """
         with self._transaction() as connection:
             if root is None:
-                for table in ("uses", "copies", "points"):
+                for table in ("uses", "hits", "copies", "points"):
                     connection.execute(f"DELETE FROM {table}")
             else:
-                connection.execute("DELETE FROM uses WHERE id IN (SELECT id FROM copies WHERE root = ?)", (root,))
+                for table in ("uses", "hits"):
+                    connection.execute(f"DELETE FROM {table} WHERE id IN (SELECT id FROM copies WHERE root = ?)", (root,))
                 connection.execute("DELETE FROM copies WHERE root = ?", (root,))
                 connection.execute("DELETE FROM points WHERE root = ?", (root,))
         if not self.checkpoint():
@@ -228,6 +233,8 @@ class Index:
                 connection.executemany("INSERT INTO meta VALUES (?, ?)", self.identity.as_meta(self.keys).items())
         found = read_meta(self.connection)
         self.identity.require(found, self.keys)
+        with contextlib.suppress(sqlite3.OperationalError):  # as below
+            self.connection.execute(_HITS)
         notes = {key: value or found.get(key, "") for key, value in asdict(self.identity.notes).items()}
         if any(found.get(key, "") != value for key, value in notes.items()):
             with self._transaction() as connection:
@@ -331,11 +338,11 @@ def _scalar(connection: sqlite3.Connection, query: str) -> int:
 def _statements_of(changes: IndexChanges) -> Iterator[tuple[bytes, list[_Statement]]]:
     """The statements of each change with the name that it concerns, in order."""
     for name in changes.removed:
-        yield name, [(_REMOVE_USE, (name,)), (_REMOVE_FILE, (name,))]
+        yield name, [(_REMOVE_USE, (name,)), (_REMOVE_HITS, (name,)), (_REMOVE_FILE, (name,))]
     for file in changes.saved:
         name, at = file.name, file.address
         row = (name, at.root, at.before, at.tokens, at.group, at.start, at.end, file.nbytes)
-        yield name, [(_ADD_FILE, row), (_ADD_USE, (file.last_used, name))]
+        yield name, [(_ADD_FILE, row), (_ADD_USE, (file.last_used, name)), (_NOTE_HITS, (file.hits, name))]
     for name, record in changes.points.items():
         if record is None:
             yield name, [(_REMOVE_POINT, (name,))]
@@ -343,4 +350,4 @@ def _statements_of(changes: IndexChanges) -> Iterator[tuple[bytes, list[_Stateme
             at, numbers = record.address, (record.reason, record.is_kept, record.is_superseded, record.last_used)
             yield name, [(_ADD_POINT, (name, at.root, at.before, at.tokens, at.end, *numbers))]
     for file in changes.used:
-        yield file.name, [(_NOTE_USE, (file.last_used, file.name))]
+        yield file.name, [(_NOTE_USE, (file.last_used, file.name)), (_NOTE_HITS, (file.hits, file.name))]

@@ -26,6 +26,7 @@ MAX_CONTENT_BYTES = 2**30  # of a page or state
 MAX_PAGE_TOKENS = 2**16
 MAX_OFFSET = 2**40
 MAX_GROUP = 2**15
+MAX_HITS = 2**40
 
 _MAX_FILE_BYTES = MAX_CONTENT_BYTES + 2**24  # with its header
 _SIGN_BYTE = TOKEN_BYTES - 1 if sys.byteorder == "little" else 0
@@ -55,14 +56,28 @@ class IndexContent:
 def read_content(connection: sqlite3.Connection, keys: PageKeys, now: float) -> IndexContent:
     """Everything in an index; times after `now` become `now`. Raise sqlite3.Error if it cannot be read."""
     content, last_used = IndexContent(), dict[int, float]()
+    hits = _read_hits(connection, content)
     for row_id, used in connection.execute("SELECT id, last_used FROM uses"):
         if is_time(used):
             last_used[row_id] = clamp_time(used, now)
         else:
             content.bad_rows.append(BadRow("uses", row_id, f"last_used is {_shown(used)}"))
-    _read_copies(connection, keys, last_used, content)
+    _read_copies(connection, keys, last_used, hits, content)
     _read_points(connection, keys, now, content)
     return content
+
+
+def _read_hits(connection: sqlite3.Connection, content: IndexContent) -> dict[int, int]:
+    """How often each file was used. An index of an earlier version that is only read has no such table."""
+    hits = dict[int, int]()
+    if not connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'hits'").fetchone()[0]:
+        return hits
+    for row_id, number in connection.execute("SELECT id, hits FROM hits"):
+        if type(number) is int and 0 < number <= MAX_HITS:
+            hits[row_id] = number
+        else:
+            content.bad_rows.append(BadRow("hits", row_id, f"hits is {_shown(number)}"))
+    return hits
 
 
 def encode_groups(groups: Sequence[Group]) -> str:
@@ -100,7 +115,11 @@ def clamp_time(value: float, now: float) -> float:
 
 
 def _read_copies(
-    connection: sqlite3.Connection, keys: PageKeys, last_used: dict[int, float], content: IndexContent
+    connection: sqlite3.Connection,
+    keys: PageKeys,
+    last_used: dict[int, float],
+    hits: dict[int, int],
+    content: IndexContent,
 ) -> None:
     roots: dict[bytes, bytes] = {}  # so that all addresses of a root share one object
     query = "SELECT id, name, root, before, tokens, group_index, start_offset, end_offset, nbytes FROM copies"
@@ -112,7 +131,8 @@ def _read_copies(
         if problem:
             content.bad_rows.append(BadRow("copies", row_id, problem))
         else:
-            content.files[name] = DiskFile(name, address, nbytes, last_used.get(row_id, 0.0), True, False, 0)
+            used = last_used.get(row_id, 0.0)
+            content.files[name] = DiskFile(name, address, nbytes, used, hits.get(row_id, 1), is_saved=True, num_users=0)
 
 
 def _read_points(connection: sqlite3.Connection, keys: PageKeys, now: float, content: IndexContent) -> None:

@@ -49,7 +49,8 @@ class DiskFile:
     """A file on disk, or one that is queued to be written. Pages that were cut from one page share its file.
 
     `is_saved` turns True when file and index are safely written, `has_failed` when they could not be; both are set by the
-    writer. `name` is a hash of the address, `nbytes` the size of the file. `num_users` counts the pages and states that
+    writer. `name` is a hash of the address, `nbytes` the size of the file. `hits` are the uses of the
+    deepest node with content in it. `num_users` counts the pages and states that
     refer to it.
     """
 
@@ -57,6 +58,7 @@ class DiskFile:
     address: Address
     nbytes: int
     last_used: float = 0.0
+    hits: int = 1
     is_saved: bool = False
     has_failed: bool = False
     num_users: int = field(default=1)

@@ -26,6 +26,7 @@ COLUMNS = {
     "copies": ("name", "root", "before", "tokens", "group_index", "start_offset", "end_offset", "nbytes"),
     "points": ("name", "root", "before", "tokens", "end_offset", "reason", "is_kept", "is_superseded", "last_used"),
     "uses": ("id", "last_used"),
+    "hits": ("id", "hits"),
 }
 ODD: tuple[Any, ...] = (
     *(-1, 0, 1, 2, 3, 5, 99, 255, 256, 2**31 - 1, 2**31, 2**32, 2**62, 2**63 - 1, -(2**63)),
@@ -206,7 +207,7 @@ def _damage_one(connection: sqlite3.Connection, keys: PageKeys, chance: random.R
         value = chance.randbytes(chance.choice((1, 4, 16, 64)))
     try:
         connection.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (value, row_id))
-        if chance.random() < 0.5 and table != "uses":
+        if chance.random() < 0.5 and table not in ("uses", "hits"):
             _sign(connection, keys, table, row_id)
     except (sqlite3.IntegrityError, OverflowError):
         return False  # the index itself does not take it

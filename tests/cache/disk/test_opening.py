@@ -149,6 +149,23 @@ def test_a_lost_index_means_an_empty_tree(shelf: Shelf) -> None:
         assert disk.flush(10) and shelf.page_files() == [] and disk.counts.orphans == 2
 
 
+def test_an_index_without_counts_of_uses_is_read_and_gets_them(shelf: Shelf) -> None:
+    """Indexes written before there were such counts open unchanged."""
+    with shelf.open() as disk:
+        put_path(disk, range(4))
+    with contextlib.closing(sqlite3.connect(shelf.folder / INDEX)) as connection:
+        connection.execute("DROP TABLE hits")
+
+    assert verify_tree(shelf.folder).problems == ()  # which only reads it
+    for hits in (1, 7):
+        with shelf.open() as disk:
+            (file,) = disk.files()
+            assert file.hits == hits
+            file.hits = 7
+            disk.touch([file], 50.0)
+            assert disk.flush(10)
+
+
 def test_another_name_for_the_same_model_is_no_other_model(shelf: Shelf) -> None:
     with shelf.open(model="one") as disk:
         put_path(disk, range(8))

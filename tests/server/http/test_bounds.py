@@ -366,8 +366,8 @@ def test_names_of_models_are_bounded_everywhere(model: type[BaseModel]) -> None:
 
 
 def test_the_documentation_lists_every_bound() -> None:
-    text = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
-    table = text.partition("## How much may be asked")[2].partition("##")[0]
+    text = (ROOT / "docs" / "server-reference.md").read_text(encoding="utf-8")
+    table = text.partition("## Limits of a request")[2].partition("##")[0]
     limits = {name: value for name, value in vars(bounds).items() if name.startswith("MAX_")}
 
     assert len(limits) > 20

@@ -208,7 +208,9 @@ function useActions(id, setEditing, onSent) {
         toAnswer = made.toAnswer;
         return made.conversation;
       });
-      if (toAnswer) answers.ask(id, toAnswer);
+      if (!toAnswer) return;
+      answers.ask(id, toAnswer);
+      onSent();
     };
     return {
       switchTo: (message, step) => change((each, now) => switchSibling(each, message.id, step, now)),
