@@ -5,7 +5,7 @@ import { test } from "node:test";
 
 import { labelSpan } from "../../bough/server/web/live/icicle/labels.js";
 import { LONG_TOKENS, layoutTree } from "../../bough/server/web/live/icicle/layout.js";
-import { lastRole, spansOf } from "../../bough/server/web/live/icicle/spans.js";
+import { NOTHING, lastMessage, spansOf } from "../../bough/server/web/live/icicle/spans.js";
 import { RootMirror } from "../../bough/server/web/live/tree_mirror.js";
 import { node } from "./nodes.mjs";
 
@@ -15,6 +15,7 @@ function makeRoot(...nodes) {
   return root;
 }
 
+const after = (role) => ({ role, hasWords: true });
 const told = (spans) => spans.map(({ start, end, role, text }) => [start, end, role, text]);
 
 test("an edge has a span for each message, and what an earlier edge has begun goes on with its role", () => {
@@ -24,13 +25,13 @@ test("an edge has a span for each message, and what an earlier edge has begun go
   ];
   const edge = node(1, null, 10, 50, { messages });
 
-  assert.deepEqual(told(spansOf([edge], "user", 5)), [
+  assert.deepEqual(told(spansOf([edge], after("user"), 5)), [
     [10, 20, "user", "rest of a question"],
     [20, 50, "assistant", "An answer."],
   ]);
-  assert.equal(lastRole([edge], "user"), "assistant");
+  assert.deepEqual(lastMessage([edge], after("user")), { role: "assistant", hasWords: true });
   const bare = node(2, 1, 0, 9, { text: " so it is.<|im_end|>\n" });
-  assert.deepEqual(told(spansOf([bare], "assistant", 5)), [[0, 9, "assistant", " so it is."]]);
+  assert.deepEqual(told(spansOf([bare], after("assistant"), 5)), [[0, 9, "assistant", " so it is."]]);
 });
 
 test("marks of messages, of under four tokens, belong to the span beside them", () => {
@@ -40,9 +41,16 @@ test("marks of messages, of under four tokens, belong to the span beside them", 
     [20, "assistant", ""],
   ];
 
-  assert.deepEqual(told(spansOf([node(1, null, 0, 23, { messages })], "assistant", 5)), [
+  assert.deepEqual(told(spansOf([node(1, null, 0, 23, { messages })], after("assistant"), 5)), [
     [0, 23, "user", "A question"],
   ]);
+});
+
+test("words that follow the mark of their message in another edge are not said to go on", () => {
+  const mark = lastMessage([node(1, null, 0, 9, { messages: [[0, "user", ""]] })], NOTHING);
+  const [span] = spansOf([node(2, 1, 9, 20, { text: "Which trees?" })], mark, 5);
+
+  assert.equal(labelSpan(span, false), "User: Which trees?");
 });
 
 test("a label says who speaks, and of what goes on with an earlier edge only the words", () => {
@@ -55,7 +63,7 @@ test("a label says who speaks, and of what goes on with an earlier edge only the
         ],
       }),
     ],
-    "user",
+    after("user"),
     5,
   );
 
@@ -69,12 +77,12 @@ test("a role that was cut from its mark is read where the text goes on", () => {
   const head = node(1, null, 0, 3, { messages: [[0, "", ""]] });
   const tail = node(2, 1, 3, 30, { messages: [[3, null, "user\nWhich trees?"]] });
 
-  assert.deepEqual(told(spansOf([head, tail], "", 5)), [[0, 30, "user", "Which trees?"]]);
+  assert.deepEqual(told(spansOf([head, tail], NOTHING, 5)), [[0, 30, "user", "Which trees?"]]);
 });
 
 test("of an edge with many messages the first and the last are drawn, and a gap with its tokens", () => {
   const messages = Array.from({ length: 12 }, (_, at) => [10 * at, at % 2 ? "assistant" : "user", `said ${at}`]);
-  const spans = spansOf([node(1, null, 0, 120, { messages })], "", 5);
+  const spans = spansOf([node(1, null, 0, 120, { messages })], NOTHING, 5);
 
   assert.deepEqual(
     spans.map(({ start, end, isGap }) => [start, end, isGap]),

@@ -9,7 +9,7 @@
  * edge is drawn in two parts, as after the split. Costs O(nodes).
  */
 
-import { TINY_TOKENS, lastRole, spansOf } from "./spans.js";
+import { NOTHING, TINY_TOKENS, lastMessage, spansOf } from "./spans.js";
 
 export const LONG_TOKENS = 1024; // a longer span is as high as this, and has a mark
 const LEAST_HEIGHT = 3;
@@ -29,15 +29,15 @@ function heightOf({ start, end, isGap }) {
 
 const known = new WeakMap(); // node → what was made of it; records of nodes do not change
 
-/** The spans of a node with their heights, tiny edges before it included, and the role with which they end. */
+/** The spans of a node with their heights, tiny edges before it included, and the message with which they end. */
 function readSpans(node, joined, before, most) {
-  const name = `${before} ${most} ${joined.map((each) => each.node)}`;
+  const name = `${before.role} ${before.hasWords} ${most} ${joined.map((each) => each.node)}`;
   const found = known.get(node);
   if (found?.name === name) return found;
   const nodes = [...joined, node];
   const spans = spansOf(nodes, before, most).map((span) => ({ ...span, height: heightOf(span) }));
   spans[0].start = nodes[0].start;
-  const made = { name, spans, role: lastRole(nodes, before) };
+  const made = { name, spans, last: lastMessage(nodes, before) };
   known.set(node, made);
   return made;
 }
@@ -110,14 +110,14 @@ class Placing {
 
   place() {
     const stack = [];
-    const grow = (key, box, role) => {
+    const grow = (key, box, before) => {
       for (const ghost of this._ghosts.get(key) ?? [])
         if (isAtEnd(ghost, box)) stack.push(() => this._placeGhost(ghost, box));
       const { branches, rest } = this._choose(this._branchesOf(key));
       if (rest.length) stack.push(() => this._placeRest(key, box, rest));
-      for (const branch of branches.reverse()) stack.push(() => this._placeBranch(branch, box, role, grow));
+      for (const branch of branches.reverse()) stack.push(() => this._placeBranch(branch, box, before, grow));
     };
-    grow(null, null, "");
+    grow(null, null, NOTHING);
     while (stack.length) stack.pop()();
     return this._boxes;
   }
@@ -163,9 +163,9 @@ class Placing {
     return { branches: all.filter((each) => !rest.has(each)), rest: [...rest] };
   }
 
-  _placeBranch({ node, joined }, parent, role, grow) {
+  _placeBranch({ node, joined }, parent, before, grow) {
     const isShown = this._shown?.has(node.node);
-    const { spans, role: last } = readSpans(node, joined, role, isShown ? MOST_SPANS_SHOWN : MOST_SPANS);
+    const { spans, last } = readSpans(node, joined, before, isShown ? MOST_SPANS_SHOWN : MOST_SPANS);
     const start = joined[0]?.start ?? node.start;
     const own = 1 + this._countNew(joined);
     const ghosts = this._ghosts.get(node.node) ?? NONE;

@@ -9,10 +9,13 @@ export const TINY_TOKENS = 4; // a shorter span is joined with the one beside it
 const MARK_TOKENS = 12; // a span without words may have so many: it is the mark of a message
 const KEPT_FIRST = 2;
 
+/** What stands before the first edge. */
+export const NOTHING = Object.freeze({ role: "", hasWords: false });
+
 const SPECIAL = /<\|\w+\|>\s*/g;
 const ROLE_WORD = /^(system|user|assistant|tool)\b\s*/;
 
-/** The spans of an edge, or of several that follow each other: at most so many. `before`: the role of the text before them. */
+/** The spans of an edge, or of several that follow each other: at most so many. `before`: the message before them. */
 export function spansOf(nodes, before, most) {
   const spans = joinTiny(readMessages(nodes, before));
   if (spans.length <= most) return spans;
@@ -24,9 +27,10 @@ export function spansOf(nodes, before, most) {
   ];
 }
 
-/** The role with which the text of edges ends. */
-export function lastRole(nodes, before) {
-  return readMessages(nodes, before).at(-1).role;
+/** The message with which edges end: {role, hasWords}, as `before` of the edges after them. */
+export function lastMessage(nodes, before) {
+  const { role, text, isContinued } = readMessages(nodes, before).at(-1);
+  return { role, hasWords: isContinued || text.trim() !== "" };
 }
 
 function readMessages(nodes, before) {
@@ -37,7 +41,7 @@ function readMessages(nodes, before) {
       const last = spans.at(-1);
       const span = { start: offset, end: known[at + 1]?.[0] ?? end, role, text, isGap: false, isContinued: false };
       if (role !== null) spans.push(span);
-      else if (!last) spans.push({ ...span, ...continued(before, text, true) });
+      else if (!last) spans.push({ ...span, ...continued(before.role, text, before.hasWords) });
       else Object.assign(last, continued(last.role, last.text + text, last.isContinued), { end: span.end });
     });
   }
