@@ -57,9 +57,9 @@ bough.load(lanes=8, device_memory="4GB")  # keywords
 
 - Sizes are bytes, or a text such as `"512M"`, `"2GB"` (powers of 1,024). Times are seconds, or a text such as `"30s"`,
   `"90m"`, `"12h"`, `"7d"`. Switches are `true` and `false` (also `1`, `0`, `yes`, `no`, `on`, `off`).
-- Some words below: a *lane* computes one request at a time. State is kept in three *tiers*: the device's memory, host memory
-  and disk, in *pages* of up to 256 tokens; a *store* is shared by machines. A *salt* is the name of a tenant, who has a tree of
-  their own. [How the cache works](cache.md) explains all of them.
+- Some words below: a *lane* computes one request at a time. State is kept in three *tiers*: the device's memory, host
+  memory and disk, in *pages* of up to 256 tokens; a *store* is shared by machines. A *salt* is the name of a tenant, who
+  has a tree of their own. [How the cache works](cache.md) explains all of them.
 - `auto` derives a value from the machine. `bough show`, `bough ps` and `GET /api/cache` show the result.
 - `trust_remote_code`, `host`, `origins`, `allowed_hosts` and `store` are an error in a `bough.toml` in the working folder,
   because that file may have come with other people's files.

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from bough.cache.residency import LaneSlot, LiveSequence, Residency, SaltTrie
 from bough.cache.residency.disk_load import DiskLoad
 from bough.cache.residency.fetching import Fetch, open_fetch
-from bough.cache.residency.node_paths import node_at
 from bough.cache.tree.node import Node
 from bough.cache.tree.plan import LiveRows, needed, plan
 from bough.cache.tree.state import Group, GroupSource, Incoming, Item, Kind, Page, Range, State, Tier
@@ -206,7 +205,7 @@ class Adoption:
     def _steps(self) -> Iterator[None]:
         """All the way onto the lane. Each `yield` waits for something that is being read."""
         if self._fetch is not None:
-            self._start(self._fetch)
+            self._begin_fetch(self._fetch)
             while not self._fetch.advance():
                 yield
             self._plan_with_fetched()
@@ -216,11 +215,11 @@ class Adoption:
             if reached is None:
                 yield
             elif reached < self.offset:
-                self._ask(self._plan_without_unread(reached))
+                self._ask(self._plan_up_to(reached))
             elif self._keeps_room():
                 break
             else:
-                self._ask(self._plan_without_unread(reached // 2))
+                self._ask(self._plan_up_to(reached // 2))
         self._adopt()
 
     # Plan
@@ -242,11 +241,11 @@ class Adoption:
         self._loading = depth.loading
         return replace(self._plan, offset=depth.offset)
 
-    def _plan_without_unread(self, reached: int) -> LanePlan:
-        """Plan less, because what lies beyond `reached` could not be read, or not soon enough."""
+    def _plan_up_to(self, limit: int) -> LanePlan:
+        """Plan less: what lies beyond could not be read, or not soon enough, or has no room in the lane any more."""
         self._stop_reading()
         self._release()
-        less = self._deepest(self._plan.live, self._held(), reached)
+        less = self._deepest(self._plan.live, self._held(), limit)
         num_recomputed = self._loading.recomputed_tokens + self.offset - less.offset
         self._loading = replace(self._loading, recomputed_tokens=num_recomputed)
         return less
@@ -276,7 +275,7 @@ class Adoption:
 
     # Ask for what is lacking
 
-    def _start(self, fetch: Fetch) -> None:
+    def _begin_fetch(self, fetch: Fetch) -> None:
         """Hold what was found, and reserve the lane's memory, so that no other request takes it meanwhile."""
         found = self._plan.found
         self._move_hold(found, found.length)
@@ -300,7 +299,7 @@ class Adoption:
             wanted = self._plan_with_less_memory(limit)
 
     def _move_hold(self, found: Match, offset: int) -> Node:
-        node = node_at(found.node, offset) if offset else self._trie.root
+        node = found.node.at(offset) if offset else self._trie.root
         self._room.move_hold(self._trie, self._hold, node, offset)
         return node
 

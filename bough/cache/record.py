@@ -15,7 +15,6 @@ from functools import partial
 
 from bough.cache.filling import Filler
 from bough.cache.residency import LiveSequence, Memory, Residency
-from bough.cache.residency.node_paths import missing_rows, node_at
 from bough.cache.residency.room import Room
 from bough.cache.tree.node import Node, Reason
 from bough.cache.tree.state import Group, Item, Lane, Page, Range, State
@@ -201,11 +200,11 @@ class Recorder:
         """Whether lane and tree together still hold what a restore point at `offset` needs."""
         if offset > sequence.hold.offset:
             return False
-        node, lane = node_at(sequence.hold.node, offset), sequence.lane
+        node, lane = sequence.hold.node.at(offset), sequence.lane
         if lane.offset != offset and self._missing_states(node, offset):
             return False
         for group in self._memory.windows:
-            missing = missing_rows(node, group, group.first_needed(offset), offset, self._memory.page_tokens)
+            missing = node.missing_on_path(group, group.first_needed(offset), offset, self._memory.page_tokens)
             if any(low < lane.first_row(group) for low, _ in missing):
                 return False
         return True
@@ -218,7 +217,7 @@ class Recorder:
     def _capture(self, sequence: LiveSequence, capture: Capture) -> None:
         """Make a restore point with all that it needs, or none."""
         trie, lane, memory, offset = sequence.trie, sequence.lane, sequence.trie.memory, capture.offset
-        node, states = node_at(sequence.hold.node, offset), list[State]()
+        node, states = sequence.hold.node.at(offset), list[State]()
         with _release_on_error(sequence, states):
             for group in self._missing_states(node, offset):
                 take = partial(lane.capture, group)

@@ -16,7 +16,6 @@ from functools import partial
 
 from bough.cache.disk import Disk
 from bough.cache.residency import Residency, SaltTrie
-from bough.cache.residency.node_paths import has_holes, missing_rows, node_at, nodes_above
 from bough.cache.residency.placing import AddedEdges
 from bough.cache.tree.address import Address, DiskFile, PointRecord
 from bough.cache.tree.node import Hold, Node, Point, Reason
@@ -209,7 +208,7 @@ class _Attaching:
         address, group = file.address, self._groups.get(file.address.group)
         if group is None or (address.start < address.end) != (group.kind is not Kind.RECURRENT):
             return
-        node, used = node_at(end, address.end), self._clock_offset + file.last_used
+        node, used = end.at(address.end), self._clock_offset + file.last_used
         node.hits = max(node.hits, file.hits)
         if group.kind is Kind.RECURRENT:
             state = State(group, address.end, None, 0, Tier.DISK, {file: (address.end, address.end)})
@@ -227,7 +226,7 @@ class _Attaching:
     def _attach_rows(self, node: Node, group: Group, file: DiskFile, used: float) -> None:
         """Make pages of the rows that neither the tree nor a longer file has, in every node with such rows."""
         start, end = file.address.start, file.address.end
-        for at in nodes_above(node, start):
+        for at in node.upwards(start):
             low = max(start, at.start)
             pages = at.pages.setdefault(group, [])
             if not pages or pages[-1].end <= low:  # the usual case
@@ -244,7 +243,7 @@ class _Attaching:
 
     def _add_point(self, end: Node, record: PointRecord) -> None:
         """Make a restore point, if there is none; one that lacks a state or window rows is noted as broken."""
-        node, offset, memory = node_at(end, record.address.end), record.address.end, self._memory
+        node, offset, memory = end.at(record.address.end), record.address.end, self._memory
         if (known := node.points.get(offset)) is not None:
             self._trie.keep_point(node, known, known.kept or record.is_kept)
             return
@@ -254,7 +253,7 @@ class _Attaching:
         is_whole = all(group in point.states for group in memory.recurrent)
         for group in memory.windows:
             self._trie.hold_window(node, point, group)
-            missing = missing_rows(node, group, group.first_needed(offset), offset, memory.page_tokens)
+            missing = node.missing_on_path(group, group.first_needed(offset), offset, memory.page_tokens)
             is_whole = is_whole and next(missing, None) is None
         if not is_whole:
             self._broken.append((node, point))
@@ -284,7 +283,7 @@ class _Attaching:
                 self._trie.remove(node)
                 nodes.discard(node)
                 continue
-            node.has_holes = has_holes(self._trie, node)
+            node.has_holes = self._trie.lacks_rows(node)
             node.hits = max(node.hits, sum(child.hits for child in node.children.values()))
             node.parent.last_used = max(node.parent.last_used, node.last_used)
         self._trie.version += 1

@@ -68,7 +68,7 @@ class Session:
         self.prompt = prompt
         self.keeps_state = keeps_state
         self.captures: dict[int, Capture] = {}
-        self.is_whole = True  # False in the middle of a forward pass, and after one that failed
+        self.is_whole = not adoption.is_loading  # False too in the middle of a forward pass, and after one that failed
         self.is_closed = False
         self._context = context
         self._memory = context.residency.memory
@@ -105,6 +105,7 @@ class Session:
     def advance_loading(self) -> bool:
         """Take what has been read; returns whether the session still loads. Never waits."""
         if self._adoption.is_loading and self._adoption.advance():
+            self.is_whole = True
             self.captures = {at: each for at, each in self.captures.items() if at >= max(1, self.cached)}
             self._schedule_prompt()
         return self._adoption.is_loading
@@ -193,7 +194,7 @@ class Session:
 
     def publish(self) -> None:
         """Hand what the lane holds to the tree: other requests can use it while this one goes on."""
-        assert self.is_whole and not self.is_closed and not self.is_loading
+        assert self.is_whole and not self.is_closed
         if not self.keeps_state:
             return
         limit, end = self._context.reuse_limit, self.sequence.offset

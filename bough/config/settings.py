@@ -90,15 +90,15 @@ class Settings:
     dtype: str = _setting("auto", 'The number format of the weights: "auto", "float32", "bfloat16" or "float16".', LOAD)
     weights: str = _setting(
         "auto",
-        'How the weights lie in memory on a CPU: as in the model\'s file ("packed"), as "float32", or quantized to '
+        'How weights are kept in memory on a CPU: as in the model\'s file ("packed"), as "float32", or quantized to '
         '"q8_0" or "q4_0"; "auto" is "packed" where that can be done, else "float32".',
         LOAD,
         range=_one_of(*WEIGHTS),
     )
     activations: str = _setting(
         "exact",
-        'How activations are rounded beside packed weights on a CPU: "exact" is 16 bits, which gives float32\'s tokens; '
-        '"int8" is 8 bits, as llama.cpp has it: quicker with many rows, another model in effect, with trees of its own.',
+        'How activations are rounded with packed weights on a CPU: "exact" is 16 bits, which gives the tokens of float32; '
+        '"int8" is 8 bits, as in llama.cpp: faster with many rows, but in effect another model, with trees of its own.',
         LOAD,
         range=_one_of(*ACTIVATIONS),
     )

@@ -125,7 +125,7 @@ def test_explain_tells_where_a_prompt_leaves_the_tree(invoke, answered):
     result = invoke("explain", "--url", answered.url, "hello there, you")
 
     assert result.exit_code == 0
-    assert "the prompt goes its own way" in result.stdout and "the tree continues (1)" in result.stdout
+    assert "the prompt leaves the tree" in result.stdout and "the tree continues (1)" in result.stdout
 
 
 def test_explain_as_json_counts_tokens(invoke, answered):

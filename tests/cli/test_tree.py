@@ -163,7 +163,7 @@ def test_explain_matches_a_prompt_against_the_tree_on_disk(invoke, store, hf):
 
     length = len(hf.encode(text, add_special_tokens=False))
     assert (found["matched_tokens"], found["cached_tokens"], found["tree_goes_on"]) == (length, length, [])
-    assert other.startswith("small: the prompt goes its own way after")
+    assert other.startswith("small: the prompt leaves the tree after")
     assert json.loads(invoke("explain", text, "--raw", "-m", "small", "--json").stdout)["matched_tokens"] == length
 
 

@@ -156,6 +156,30 @@ def test_cancelling_a_load_leaves_the_idle_lane_as_it_was() -> None:
     assert again.cached == 8 and not again.is_loading
 
 
+def test_a_lane_that_is_still_loading_cannot_be_published() -> None:
+    w = on_disk()
+    session = w.begin(LONG)
+    assert session.is_loading and not session.is_whole
+    with pytest.raises(AssertionError):
+        session.publish()
+    w.read(session)
+    assert session.is_whole
+    session.publish()
+    w.close(session)
+
+
+def test_a_load_that_is_cancelled_twice_gives_its_lane_back_once() -> None:
+    w = on_disk(num_lanes=1, is_pooled=False)
+    session = w.begin(LONG)
+    assert session.is_loading and w.cache.lanes.num_busy == 1
+    before = w.cache.reuse_version()
+    w.close(session)
+    w.close(session)  # a second time does nothing
+    assert w.cache.lanes.num_busy == 0 and not w.cache.forest.holds
+    assert w.cache.reuse_version() != before
+    assert w.run([70, 71]).computed == 2
+
+
 def test_a_device_that_keeps_nothing_keeps_nothing_of_a_cancelled_load_either() -> None:
     w = SlowWorld("full", keeps_on_device=False)
     w.run(LONG, [1])

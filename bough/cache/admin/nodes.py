@@ -13,7 +13,6 @@ from bough.cache.admin.view import name_root
 from bough.cache.prefix_cache import PrefixCache
 from bough.cache.residency import SaltForest, SaltTrie
 from bough.cache.residency.census import NodeRecord
-from bough.cache.residency.node_paths import path_tokens, subtree
 from bough.cache.steps import Steps
 from bough.cache.tree.node import Node, Reason
 from bough.errors import NodeNotFound, RequestError
@@ -74,7 +73,7 @@ def read_node(cache: PrefixCache, root: str, key: int) -> Steps[NodeDetails]:
     """A node with the tokens that lead to it. Raises NodeNotFound."""
     _, node = yield from _find(cache.forest, root, key)
     idle_s = max(0.0, cache.clock.now() - node.last_used)
-    return NodeDetails(NodeRecord.of(node), path_tokens(node), len(node.children), idle_s)
+    return NodeDetails(NodeRecord.of(node), node.path_tokens(), len(node.children), idle_s)
 
 
 def keep_node(cache: PrefixCache, root: str, key: int, kept: bool) -> Steps[KeptNode]:
@@ -92,7 +91,7 @@ def keep_node(cache: PrefixCache, root: str, key: int, kept: bool) -> Steps[Kept
     if end <= node.start:
         raise RequestError(f"the tokens {node.start} to {node.end} have no restore point, and this model needs one")
     salt = next(salt for salt, each in cache.forest.tries.items() if each is trie)
-    if not keep(cache, cut(path_tokens(node), 0, end), True, salt):
+    if not keep(cache, cut(node.path_tokens(), 0, end), True, salt):
         raise RequestError(f"the first {end} tokens of this path cannot be restored: something of them was lost")
     return KeptNode(is_kept=True, end=end)
 
@@ -103,29 +102,14 @@ def evict_node(cache: PrefixCache, root: str, key: int) -> Steps[EvictedNodes]:
     Idle lanes that hold a part of it are cleared: else a request could still go on from there.
     """
     trie, top = yield from _find(cache.forest, root, key)
-    prefix = cut(path_tokens(top), 0, top.start + 1)
+    prefix = cut(top.path_tokens(), 0, top.start + 1)
     for slot in cache.lanes.idle():
         if slot.salt == trie.salt and common_prefix(slot.tokens, prefix) == num_tokens(prefix):
             slot.clear()
-    nodes, dropped_tokens = subtree(top), 0
-    for node in reversed(nodes):
-        dropped_tokens += _drop(cache, trie, node, is_last=node is top)
-        yield
+    nodes = list(trie.walk(top))
+    num_tokens_dropped = yield from cache.residency.evictor.clear(trie, top)
     num_left = sum(trie.has(node) for node in nodes)
-    return EvictedNodes(len(nodes) - num_left, dropped_tokens, num_left)
-
-
-def _drop(cache: PrefixCache, trie: SaltTrie, node: Node, *, is_last: bool) -> int:
-    """Drop a leaf as far as no busy lane stands on it; returns how many tokens the trie has lost.
-
-    With the last one go the parts of its parents that no request can use without it.
-    """
-    evictor, tokens_before = cache.residency.evictor, trie.memory.census.counts.tokens
-    if is_last and trie.has(node) and node.is_leaf and not node.holds:
-        evictor.remove(trie, node)
-    elif trie.clear_leaf(node):
-        evictor.offer(trie, node)
-    return tokens_before - trie.memory.census.counts.tokens
+    return EvictedNodes(len(nodes) - num_left, num_tokens_dropped, num_left)
 
 
 def _find(forest: SaltForest, root: str, key: int) -> Steps[tuple[SaltTrie, Node]]:

@@ -276,7 +276,7 @@ def explain_reuse(total: int, matched: int, cached: int, *, is_enabled: bool, sy
         return f"{matched} tokens are known, and the nearest restore point at or before them is at {cached}"
     if matched == total:
         return "the whole prompt is known; the last token is always evaluated"
-    apart = f"the prompt goes its own way after {matched} tokens that are known"
+    apart = f"the prompt leaves the tree after {matched} tokens"
     if matched < system:
         return f"{apart}, within its system text and tools ({system} tokens): the rest of these is computed again"
     return apart

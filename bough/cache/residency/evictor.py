@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, covering_file, is_pending, saved_file
-from bough.cache.residency.node_paths import PathAddresses, has_holes, subtree
+from bough.cache.residency.node_paths import PathAddresses
 from bough.cache.residency.order import EvictionCandidate, Order
 from bough.cache.residency.policy import (
     LRU,
@@ -98,7 +98,7 @@ class Evictor:
     def offer_filled(self, trie: SaltTrie, nodes: Iterable[Node]) -> None:
         """Offer nodes that have got rows; where none is missing any more, there are no holes."""
         for node in nodes:
-            node.has_holes = node.has_holes and has_holes(trie, node)
+            node.has_holes = node.has_holes and trie.lacks_rows(node)
             self.offer(trie, node)
 
     def _classify(self, node: Node, tier: Tier) -> EvictionClass | None:
@@ -177,7 +177,7 @@ class Evictor:
         for each in [trie] if trie else list(self._forest.tries.values()):
             for node in each.walk():
                 if self._tail(tier, node, take_kept=True):
-                    leaves = [leaf for leaf in subtree(node) if self._classify_drop(leaf) is not None]
+                    leaves = [leaf for leaf in each.walk(node) if self._classify_drop(leaf) is not None]
                     oldest = min(leaves, key=self.order.policy.key, default=None)
                     if oldest is not None and self._drop(each, oldest):
                         return True
@@ -228,30 +228,41 @@ class Evictor:
 
     def remove(self, trie: SaltTrie, leaf: Node) -> None:
         """Remove a leaf, then the parts of its parents that no request can use any more."""
-        parent = trie.remove(leaf)
-        while self._has_useless_tail(parent):
-            target = max(parent.deepest_point(parent.end) or parent.start, parent.held_here_to)
-            self.counts.tokens += parent.end - target
-            if target > parent.start:
+        self._drop_useless(trie, trie.remove(leaf))
+
+    def _drop_useless(self, trie: SaltTrie, node: Node) -> None:
+        """Drop the tail of a node that has lost a child, and of its parents, as far as no request can use it any more."""
+        while self._has_useless_tail(node):
+            target = max(node.deepest_point(node.end) or node.start, node.held_here_to)
+            self.counts.tokens += node.end - target
+            if target > node.start:
                 with suppress(EngineError, MemoryError):  # then they stay, unused
-                    trie.trim(parent, target)
+                    trie.trim(node, target)
                 break
-            parent = trie.remove(parent)
-        self.offer(trie, parent)
-        if parent.is_root:
+            node = trie.remove(node)
+        self.offer(trie, node)
+        if node.is_root:
             self.forget_if_empty(trie)
 
-    def clear(self, trie: SaltTrie) -> Steps[None]:
-        """Drop everything of a trie that no busy lane stands on. Content that requests add meanwhile may stay."""
-        nodes = []
-        for node in trie.walk():
+    def clear(self, trie: SaltTrie, top: Node | None = None) -> Steps[int]:
+        """Drop a whole trie, or a node and all below it, except for what busy lanes stand on; returns how many tokens.
+
+        Content that requests add meanwhile may stay.
+        """
+        nodes, counts, num_dropped = list[Node](), trie.memory.census.counts, 0
+        for node in trie.walk(top):
             nodes.append(node)
             yield
         for node in reversed(nodes):
+            before, parent = counts.tokens, node.parent
             if trie.clear_leaf(node):
                 self.offer(trie, node)
+            elif node is top and parent is not None and counts.tokens < before:
+                self._drop_useless(trie, parent)
+            num_dropped += before - counts.tokens
             yield
         self.forget_if_empty(trie)
+        return num_dropped
 
     def forget_if_empty(self, trie: SaltTrie) -> None:
         """Forget a trie that holds nothing and in which no lane stands."""

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 from bough.cache.residency.loading import Loader, TierLoad
 from bough.cache.residency.memory import SaltTrie
-from bough.cache.residency.node_paths import node_at
 from bough.cache.residency.placing import Placer
 from bough.cache.store import SharedStore, StorePath
 from bough.cache.store.format import ListedPoint, Object, read_points
@@ -206,7 +205,7 @@ class Fetch(TierLoad[Address, Object]):
         held = min(deepest(reaches, match.length) // size, self._end) if reaches else 0
         if held > self._next:
             self._next = held
-            self._placing.hold(node_at(match.node, held * size), held * size)
+            self._placing.hold(match.node.at(held * size), held * size)
         offset = plan(groups, match.path, match.length, LiveRows.nothing(groups), self._total - 1)
         if self._point is not None and offset >= self._point.offset:
             self._finish()

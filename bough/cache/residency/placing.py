@@ -14,7 +14,6 @@ from typing import Any
 
 from bough.cache.residency.loading import Loader, TierLoad
 from bough.cache.residency.memory import SaltTrie, empty_page
-from bough.cache.residency.node_paths import missing_rows, node_at
 from bough.cache.residency.policy import is_empty_leaf
 from bough.cache.store import Section
 from bough.cache.store.format import ListedPoint, Object
@@ -122,7 +121,7 @@ class Placer:
         """The rows [start, end) that the tree lacks beside a match; None if the object does not have them."""
         missing = dict[Group, list[_Rows]]()
         for group in self._memory.full:
-            ranges = list(missing_rows(match.node, group, start, min(end, match.length), self._memory.page_tokens))
+            ranges = list(match.node.missing_on_path(group, start, min(end, match.length), self._memory.page_tokens))
             if match.length < end:
                 ranges.append((max(start, match.length), end))
             parts = [_cover(found, group, low, high) for low, high in ranges]
@@ -151,7 +150,7 @@ class Placer:
             return False
         filled = set[Node]()
         for page in pages:
-            node = node_at(last, page.end)  # only now: edges were split
+            node = last.at(page.end)  # only now: edges were split
             self._trie.add_page(node, page)
             filled.add(node)
         self._loader.evictor.offer_filled(self._trie, filled)
@@ -168,7 +167,7 @@ class Placer:
         """The node in which the prompt's first `end` tokens end; made if there is none. May raise EngineError."""
         match = self.match(end)
         if match.length >= end:
-            return node_at(match.node, end)
+            return match.node.at(end)
         tokens = cut(self._prompt, match.length, end)
         return self._added.add(match.node, match.length, tokens, self._loader.use_clock.now())
 

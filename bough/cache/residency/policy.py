@@ -1,8 +1,9 @@
 """Policies: what may be evicted from a node, in which order, and which of two orders is in force.
 
 The heaps in `order` sort by pure functions of a node and give the smallest. Classes come first: redundant restore points
-are evicted before rows, and rows that end in a kept restore point last. In a tier that has another below it, content is
-demoted (`tail_items`), wherever its node is in the tree. Where there is none, it is dropped: a leaf is cut (`tail_start`).
+are evicted before rows, and rows that end in a kept restore point last. The rows that go next of a node are its *tail*: the
+last ones, back to a page border. In a tier that has another below it, content is demoted (`tail_items`), wherever its node
+is in the tree. Where there is none, it is dropped: a leaf is cut (`tail_start`).
 
 A `Duel` chooses between LRU and LRU-2. It shows every request to two shadows, caches that hold page ids alone and have as
 many pages as the tree has room for. The policy whose shadow would have served more lately is in force: LRU as a rule, and

@@ -15,7 +15,6 @@ from typing import TypeVar
 from bough.cache.residency.evictor import Evictor
 from bough.cache.residency.lanes import Lanes, LaneSlot
 from bough.cache.residency.memory import SaltForest, SaltTrie, memory_bytes
-from bough.cache.residency.node_paths import nodes_above
 from bough.cache.tree.node import Hold, Node, Point
 from bough.cache.tree.state import Incoming, Item, Kind, Page, Tier
 from bough.errors import DoesNotFit, EngineError
@@ -174,7 +173,7 @@ class Room:
         left = hold.node
         if node is left and offset == hold.offset:
             return
-        goes_down = left.is_root or left in nodes_above(node, left.start)
+        goes_down = left.is_root or left in node.upwards(left.start)
         hold.move(node, offset)
         trie.memory.note(node)
         if goes_down:

@@ -12,7 +12,7 @@ from bough.cache.disk import Disk
 from bough.cache.residency.evictor import Evictor
 from bough.cache.residency.lanes import LiveSequence
 from bough.cache.residency.memory import Memory, SaltForest, SaltTrie, covering_file, own_file
-from bough.cache.residency.node_paths import PathAddresses, nodes_above
+from bough.cache.residency.node_paths import PathAddresses
 from bough.cache.residency.rates import Clock
 from bough.cache.steps import Steps
 from bough.cache.tree.address import PageBorder, PointRecord
@@ -71,7 +71,7 @@ class Saver:
         Costs a look at the pages after that one.
         """
         size = self._memory.page_tokens
-        for node in nodes_above(sequence.hold.node, 0):
+        for node in sequence.hold.node.upwards(0):
             for page in reversed(node.pages_between(self._memory.full[0], node.start, sequence.hold.offset)):
                 if page.files:
                     return PageBorder(page.start // size * size, next(iter(page.files)).address.before)
@@ -131,7 +131,7 @@ class Saver:
         return 0 if disk is None or disk.has_room(nbytes) else num_items
 
     def split_edge(self, trie: SaltTrie, node: Node, at: int) -> Node:
-        """Split a node, offer both halves to eviction and return the new head. The node stays the tail.
+        """Split a node, offer both parts to eviction and return the new upper one. The node stays the lower part.
 
         The page across the cut becomes two, which may not be on disk yet: `save_split` saves them. May raise EngineError.
         """
@@ -145,8 +145,8 @@ class Saver:
     def save_split(self) -> None:
         """Save the halves of edges that were split since the last time."""
         split, self._split = self._split, []
-        for trie, tail in split:
-            self._save_nodes(trie, tail.path())
+        for trie, node in split:
+            self._save_nodes(trie, node.path())
 
     def _save_nodes(self, trie: SaltTrie, nodes: Sequence[Node]) -> None:
         disk = self._memory.writable_disk

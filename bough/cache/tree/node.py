@@ -140,6 +140,25 @@ class Node:
             node = node.parent
         return nodes[::-1]
 
+    def at(self, offset: int) -> Node:
+        """The node on the path down to this one whose edge (start, end] contains an offset."""
+        node = self
+        while offset <= node.start:
+            assert node.parent is not None
+            node = node.parent
+        return node
+
+    def upwards(self, start: int) -> Iterator[Node]:
+        """This node and its ancestors, as far up as they have tokens after `start`; never the root."""
+        node = self
+        while node.parent is not None and node.end > start:
+            yield node
+            node = node.parent
+
+    def path_tokens(self) -> bytes:
+        """The packed tokens from the root to the end of this node."""
+        return b"".join(node.edge for node in self.path())
+
     def deepest_point(self, limit: int, *, kept: bool = False) -> int | None:
         """The largest restore point at or below `limit` in this edge, or the largest kept one."""
         offsets = (at for at, point in self.points.items() if at <= limit and (point.kept or not kept))
@@ -165,6 +184,11 @@ class Node:
                 yield at, stop
                 at = stop
             at = max(at, high)
+
+    def missing_on_path(self, group: Group, start: int, end: int, page_tokens: int) -> Iterator[tuple[int, int]]:
+        """The ranges of [start, end) that no page on the path down to this node holds, the deepest node's first."""
+        for node in self.upwards(start):
+            yield from node.missing_between(group, start, end, page_tokens)
 
 
 def needs(user: Point | Hold, page: Page) -> bool:

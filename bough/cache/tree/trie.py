@@ -140,9 +140,9 @@ class Trie(Generic[M]):
         self.memory.note(leaf)
 
     def split(self, node: Node, at: int) -> Node:
-        """Part the edge at `at`: the node stays the tail, the new head is returned.
+        """Part the edge at `at`: the node stays the lower part, the new upper part is returned.
 
-        The page across the cut becomes two; restore points and holds at or before it go to the head.
+        The page across the cut becomes two; restore points and holds at or before it go to the upper part.
         """
         assert node.parent is not None and node.start < at < node.end
         self.version += 1
@@ -234,8 +234,8 @@ class Trie(Generic[M]):
 
     def hold_window(self, node: Node, user: Point | Hold, group: Group, publish: Publish | None = None) -> None:
         """Make `user`, which is in `node`, a user of the window rows that it needs; publish those that are missing."""
-        start, at = group.first_needed(user.offset), node
-        while at.parent is not None and at.end > start:
+        start = group.first_needed(user.offset)
+        for at in node.upwards(start):
             if publish is not None:
                 for low, high in list(at.missing_between(group, start, user.offset, self.page_tokens)):
                     for page in publish(group, low, high):
@@ -243,19 +243,17 @@ class Trie(Generic[M]):
                         self.add_page(at, page)
             for page in at.pages_between(group, start, user.offset):
                 page.users.add(user)
-            at = at.parent
 
     def release_window(self, node: Node, user: Point | Hold, group: Group) -> None:
         """End this use of window rows; pages without a user are released."""
-        start, at = group.first_needed(user.offset), node
-        while at.parent is not None and at.end > start:
+        start = group.first_needed(user.offset)
+        for at in node.upwards(start):
             for page in at.pages_between(group, start, user.offset):
                 page.users.discard(user)
                 if not page.users:
                     self.version += 1
                     at.pages[group].remove(page)
                     self._release_page(at, page)
-            at = at.parent
 
     def add_point(self, node: Node, offset: int, reason: Reason, *, kept: bool = False) -> Point:
         """The restore point at `offset`, made if there is none; the stronger reason stays."""
@@ -341,13 +339,18 @@ class Trie(Generic[M]):
         self.memory.release(page)
         self.memory.note(node)
 
-    def walk(self) -> Iterator[Node]:
-        """Every node, the root first, parents before children."""
-        stack = [self.root]
+    def walk(self, top: Node | None = None) -> Iterator[Node]:
+        """Every node, the root first, or a node and all below it; parents before children."""
+        stack = [self.root if top is None else top]
         while stack:
             node = stack.pop()
             yield node
             stack.extend(reversed(node.children.values()))
+
+    def lacks_rows(self, node: Node) -> bool:
+        """Whether a row of full attention is missing in a node. Costs a look at all its pages."""
+        full = (group for group in self.memory.groups if group.kind is Kind.FULL)
+        return any(any(node.missing_between(group, node.start, node.end, self.page_tokens)) for group in full)
 
     def has(self, node: Node) -> bool:
         """Whether a node is still part of this trie, neither removed nor merged into another."""
@@ -379,9 +382,7 @@ class Trie(Generic[M]):
                 assert hold.node is node and (node.start < hold.offset <= node.end or (node.is_root and hold.offset == 0))
             for group, pages in node.pages.items():
                 self._check_pages(node, group, pages)
-            for group in self.memory.groups:
-                if group.kind is Kind.FULL and not node.is_root and not node.has_holes:
-                    assert not list(node.missing_between(group, node.start, node.end, self.page_tokens))
+            assert node.has_holes or not self.lacks_rows(node)
 
     def _check_pages(self, node: Node, group: Group, pages: list[Page]) -> None:
         at = node.start

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import select
 import signal
 import stat
 import subprocess
@@ -72,6 +73,7 @@ with LineEditor(Path(sys.argv[1]), ["/help", "/history", "/show"]) as editor:
         except KeyboardInterrupt:
             print("interrupted")
 """
+MISSED_S = 5.0
 UP, TAB, CTRL_D = "\x1b[A", "\t", "\x04"
 PASTE = "\x1b[200~one\ntwo\x1b[201~"
 
@@ -94,8 +96,11 @@ class Terminal:
         self.expect(">>> ")
 
     def interrupt(self, expected: str) -> None:
-        """Press Ctrl-C, and wait for this and the next prompt."""
-        self._process.send_signal(signal.SIGINT)
+        """Press Ctrl-C, and wait for this and the next prompt. Python misses a signal that comes just after a key."""
+        is_heard = False
+        while not is_heard:
+            self._process.send_signal(signal.SIGINT)
+            is_heard = bool(select.select([self._end], [], [], MISSED_S)[0])
         self.expect(expected)
         self.expect(">>> ")
 

@@ -126,8 +126,8 @@ def explain_request(progress: RequestProgress, *, is_enabled: bool, decode: Deco
     reason = explain_reuse(total, usage.matched_tokens, usage.cached_tokens, is_enabled=is_enabled)
     if usage.matched_tokens >= total:
         return reason
-    goes_on = decode(prompt[usage.matched_tokens : usage.matched_tokens + _AROUND].input)
-    return f"{reason}; it goes on there with {goes_on!r}"
+    continuation = decode(prompt[usage.matched_tokens : usage.matched_tokens + _AROUND].input)
+    return f"{reason}; it continues with {continuation!r}"
 
 
 def _rounded(seconds: float | None) -> float | None:

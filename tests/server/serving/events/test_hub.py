@@ -121,7 +121,7 @@ def test_a_reader_sees_requests_come_and_go_and_the_tree_as_it_is(play: Callable
         assert (first["cached_tokens"], first["completion_tokens"], second["completion_tokens"]) == (0, 4, 4)
         assert second["cached_tokens"] == client.watched.figures["tiny"]["cached_tokens"] > 0
         assert second["prompt_tokens"] < second["offset"] <= second["prompt_tokens"] + 4
-        assert "goes its own way" in second["reason"] and "it goes on there with 'plit'" in second["reason"]
+        assert "leaves the tree" in second["reason"] and "it continues with 'plit'" in second["reason"]
         assert expected[""][second["node"]][1] == second["offset"]
         assert late.watched.requests == {}  # what had ended before it came
 
