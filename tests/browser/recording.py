@@ -21,7 +21,7 @@ from tests.server.servers import running
 SIZE = {"width": 1120, "height": 620}
 FRAME_MS = 350
 MOST_FRAMES = 60
-NUM_COLOURS = 96
+NUM_COLOURS = 128
 SYSTEM = "You are a librarian. You know every book about trees, rivers and bees, and you answer in one short sentence."
 QUESTIONS = ("What shall I read about rivers?", "What shall I read about bees?", "When do you open?")
 
@@ -51,7 +51,7 @@ class Frames:
         together = Image.new("RGB", (width, height * len(chosen)))
         for number, image in enumerate(chosen):
             together.paste(image, (0, number * height))
-        palette = together.quantize(NUM_COLOURS, dither=Image.Dither.NONE)
+        palette = together.quantize(NUM_COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
         return [image.quantize(palette=palette, dither=Image.Dither.NONE) for image in self._images]
 
 
@@ -69,10 +69,13 @@ def record(page: Page) -> Frames:
             frames.take()
         wait_for_end(chat.answers.first)
         frames.take(3 + number)
+    chat.set("Temperature", "1")  # so that forks differ
     chat.send("And on Sundays?", forks=3)
     frames.take(10)
     for number in range(3):
         wait_for_end(chat.answers.nth(number + 1))
+    frames.take(4)
+    page.get_by_role("radio", name="Everything").check()
     frames.take(4)
     return frames
 

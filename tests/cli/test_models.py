@@ -196,8 +196,8 @@ def test_pull_lists_the_short_names_with_sizes_licences_and_whether_they_fit(inv
     facts = json.loads(invoke("pull", "--list", "--json").stdout)
 
     assert lines[0] == ["NAME", "PARAMETERS", "DOWNLOAD", "WEIGHTS", "MEMORY", "FITS", "LICENCE", "FROM"]
-    usual = "qwen3:4b, qwen3 4.0B 2.5 GB Q4_K_M 4.1 GB yes apache-2.0 Qwen/Qwen3-4B-GGUF"
-    large = "qwen3:8b 8.2B 5.0 GB Q4_K_M 7.3 GB just apache-2.0 Qwen/Qwen3-8B-GGUF"
+    usual = "qwen3:4b, qwen3 4.0B 2.5 GB Q4_K_M 3.6 GB yes apache-2.0 Qwen/Qwen3-4B-GGUF"
+    large = "qwen3:8b 8.2B 5.0 GB Q4_K_M 6.8 GB just apache-2.0 Qwen/Qwen3-8B-GGUF"
     assert usual.split() in lines and large.split() in lines
     assert len(facts) == len(lines) - 1
     assert {"qwen3", "qwen3:4b"} == set(next(each["names"] for each in facts if each["name"] == "qwen3:4b"))

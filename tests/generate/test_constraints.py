@@ -228,6 +228,49 @@ def test_a_schema_can_open_its_object_and_one_without_properties_is_open(
     assert can_write(make(factory, schema), tokenizer, '{"x": 1, "y": 2}')
 
 
+@pytest.mark.parametrize(
+    ("schema", "start", "repeated", "other"),
+    [
+        ("json", '{"ab": 1, ', '"ab"', '"abc": 2}'),
+        ("json", '{"ab": 1, "', 'ab"', 'a": 2}'),
+        ("json", '{"ab": [{"c": {"ab": 1}}, {"c": 2, ', '"c"', '"ab": 2}]}'),
+        ("json", '{"a\\"b": "ab", "a\\', '"b"', '"c": 2}'),
+        ("json", '{"日本": 1, "日', '本"', '本語": 1}'),
+        ("json", '{"": 1, ', '""', '"a": 2}'),
+        ({**POINT, "additionalProperties": {"type": "integer"}}, '{"x": 1, "y": 1, "', 'y"', 'z": 1}'),
+        (
+            {"type": "object", "patternProperties": {"^a+$": True}, "additionalProperties": False},
+            '{"a": 1, "',
+            'a"',
+            'aa": 1}',
+        ),
+    ],
+)
+def test_no_key_is_written_twice_in_one_object(
+    factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast, schema: Any, start: str, repeated: str, other: str
+):
+    assert not can_write(make(factory, schema), tokenizer, start + repeated)
+    constraint = make(factory, schema)
+    assert can_write(constraint, tokenizer, start + other)
+    assert constraint.is_done
+
+
+def test_a_key_is_repeated_where_the_schema_allows_no_other(factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast):
+    schema = {"type": "object", "patternProperties": {"^a$": {"type": "integer"}}, "additionalProperties": False}
+    assert can_write(make(factory, schema), tokenizer, '{"a": 1, "a": 2}')
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_tokens_repeat_no_key(factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast, seed: int):
+    def no_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        assert len(dict(pairs)) == len(pairs)
+        return dict(pairs)
+
+    keys = {"type": "object", "patternProperties": {"^[ab]+$": {"enum": [1]}}, "additionalProperties": False}
+    schema = {**keys, "minProperties": 3}
+    json.loads(walk(make(factory, schema), tokenizer, seed), object_pairs_hook=no_repetition)
+
+
 def test_properties_make_an_object(factory: ConstraintFactory, tokenizer: PreTrainedTokenizerFast):
     assert not can_write(make(factory, {"properties": {"x": {"type": "integer"}}}), tokenizer, "1")
 

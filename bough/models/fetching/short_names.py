@@ -18,7 +18,7 @@ Fit = Literal["yes", "tight", "no"]
 
 _MB = 10**6
 _STATE_SHARE = 0.25  # of the weights: room for the state of some thousand tokens
-_PROGRAM_BYTES = 1000 * _MB
+_PROGRAM_BYTES = 500 * _MB
 _OTHERS_SHARE = 0.25  # of the machine's memory: room for other programs
 
 
