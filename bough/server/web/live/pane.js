@@ -95,7 +95,7 @@ function Empty({ live, name, mirror }) {
 }
 
 const READING =
-  "Read it from the top: each box is a message that is computed and kept, drawn once for all chats that begin with it, and where chats part they stand side by side.";
+  "Read it from the top. Text that chats share is computed once and drawn once; where they differ, they stand side by side.";
 
 /** The icicle with its legend, and the details of the chosen node. */
 function TreeView({ live, tree, conversations, currentId, onOpen }) {
@@ -150,7 +150,7 @@ function Legend({ tiers }) {
     )}
     <li><span class="legend-lane" aria-hidden="true"></span>in use</li>
     <li><span class="legend-ghost" aria-hidden="true"></span>computing</li>
-    <li><span class="legend-current" aria-hidden="true"></span>this conversation</li>
+    <li><span class="legend-current" aria-hidden="true"></span>the messages that you see</li>
     <li><span class="legend-break" aria-hidden="true"></span>longer than drawn</li>
     <li><span class="legend-pin" aria-hidden="true"></span>kept</li>
     ${Object.entries(TEXTURES)

@@ -70,8 +70,8 @@ export function Icicle({ live, tree, chosenKey, current, active, onChoose, onKee
     const { byId } = stage.current.layout;
     const hovered = byId.get(hover?.box?.id) ?? null;
     const chosen = byId.get(isFocused ? focused?.id : chosenKey) ?? null;
-    stage.current.mark({ path: pathOf(hovered ?? (isFocused ? chosen : null)), hovered, chosen, isFocused, current });
-  }, [hover, chosenKey, isFocused, focused, current]);
+    stage.current.mark({ path: pathOf(hovered ?? (isFocused ? chosen : null)), hovered, chosen, isFocused, current: active });
+  }, [hover, chosenKey, isFocused, focused, active]);
 
   const fit = () => (setZoomKey(null), stage.current.fit());
   const zoomTo = (box) => (setZoomKey(box.node.node), stage.current.zoomTo(box));

@@ -177,7 +177,7 @@ export class Painter {
 
   /** A text in the part of a rectangle that is seen, in as many lines as there is room for; none if too few words fit. */
   _paintLabel(label, rect, size, alpha) {
-    const x0 = Math.max(rect.x, 0) + 8; // beside the line of this conversation
+    const x0 = Math.max(rect.x, 0) + 8; // beside the line of the messages that the chat shows
     const width = Math.min(rect.x + rect.width, size.width) - x0 - 4;
     const y0 = Math.max(rect.y, 0);
     const height = Math.min(rect.y + rect.height, size.height) - y0;
