@@ -140,6 +140,7 @@ def test_without_memory_in_the_engine_rows_stay_on_disk() -> None:
 def test_a_load_of_what_another_request_computes_ends_without_reading(model: str, host_bytes: int) -> None:
     rates = FixedRates(None, {Tier.DISK: 1.0})  # it is not known what computing takes: all is loaded
     w = on_disk(model, rates=rates, num_lanes=2, host_bytes=host_bytes)
+    w.cache.residency.loader.clock = lambda: 0.0  # no disk is too slow
     disk, memory = w.cache.memory.disk, w.cache.memory
     disk.reader.is_slow = True
     loading = w.begin([*LONG, 90])
