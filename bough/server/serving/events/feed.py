@@ -54,6 +54,7 @@ class _Known:
     reused: tuple[bool, int, int] | None = None  # as when `reason` was written
     reason: str = ""
     sent: dict[str, Any] | None = None  # the last event, without times
+    is_whole: bool = False  # the request had ended before the last look began
 
 
 class ModelFeed:
@@ -141,7 +142,8 @@ class ModelFeed:
             pieces = await asyncio.to_thread(write_nodes, found.changes, self._cached_decode, self._finder.find)
             self._send_tree(found.changes.is_reset, pieces)
         for progress, each in known.items():
-            self._send_request(progress, found.seen.get(each.number, _UNSEEN))
+            if each.is_whole or progress.end is None:  # what ended during this look has its last position in the next one
+                self._send_request(progress, found.seen.get(each.number, _UNSEEN))
         self._send_figures(found)
 
     def _choose_requests(self) -> None:
@@ -149,6 +151,7 @@ class ModelFeed:
         wanted = [*self._followed.take_ended(), *self._requests.running(self.loaded.name)]
         self._known = {each: self._known.get(each) or _Known(next(self._numbers)) for each in wanted}
         for each, known in self._known.items():
+            known.is_whole = each.end is not None
             if each.answer_ids or not known.packed:
                 known.packed = (each.prompt + Tokens.of(each.answer_ids)).key
 
