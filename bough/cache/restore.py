@@ -249,7 +249,11 @@ class _Attaching:
             return
         point = self._trie.add_point(node, offset, Reason(record.reason), kept=record.is_kept)
         point.superseded, point.indexed = record.is_superseded, record
-        point.states = {state.group: state for state in self._states.pop((node, offset), [])}
+        for state in self._states.pop((node, offset), []):
+            if state.group in point.states:  # an archive may have it more than once
+                self._trie.memory.release(state)
+            else:
+                point.states[state.group] = state
         is_whole = all(group in point.states for group in memory.recurrent)
         for group in memory.windows:
             self._trie.hold_window(node, point, group)

@@ -63,6 +63,19 @@ def test_what_is_in_memory_stays_there_and_requests_go_on(model: str) -> None:
     assert world.run([*BRANCH, 63]).cached == len(BRANCH)
 
 
+@every_model
+def test_what_an_archive_has_twice_is_taken_once(model: str) -> None:
+    disk = FakeDisk(4)
+    world = World(MODELS[model], 4, disk=disk)
+    imported = bring(disk, model, [LONG, BRANCH], "", random.Random(0), 0.0)
+
+    world.cache.attach("", [*imported.files, *imported.files], [*imported.points, *imported.points])
+
+    world.check()
+    for chat in (LONG, BRANCH):
+        assert world.run([*chat, 63]).cached == len(chat)
+
+
 def test_an_import_fills_holes() -> None:
     disk = FakeDisk(4)
     world = World(MODELS["full"], 4, disk=disk)
