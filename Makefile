@@ -22,7 +22,7 @@ BOUNDS_TESTS = tests/contract tests/engines tests/models tests/runner tests/runt
 CHECK_TESTS = tests/cache/tree tests/cache/residency tests/cache/disk tests/scheduling tests/generate \
     $(addprefix tests/scenarios/test_,faults.py loading.py shared_rows.py store.py tier_faults.py) \
     $(addprefix tests/server/apis/ollama/test_,lines.py wire.py) tests/server/apis/anthropic/test_wire.py \
-    tests/server/apis/openai/test_responses.py $(addprefix tests/server/http/test_,bounds.py json_routes.py logs.py streaming.py)
+    tests/server/apis/openai/test_responses.py $(addprefix tests/server/http/test_,bounds.py json_routes.py streaming.py) tests/server/test_logs.py
 # pip takes exact versions from the lock, for what it installs and for what it builds with.
 export PIP_CONSTRAINT = $(CURDIR)/$(LOCK)
 export PIP_BUILD_CONSTRAINT = $(PIP_CONSTRAINT)
