@@ -132,7 +132,8 @@ class Recorder:
                 return end, kept
             if not kept or offsets == {end}:
                 return self._fit_less(sequence, at, end)
-            kept.pop(0)
+            needed = end if self._memory.needs_points else None  # room for a point there is counted in any case
+            kept.remove(next(each for each in kept if each.offset != needed))
 
     def _fit_less(self, sequence: LiveSequence, at: int, end: int) -> tuple[int, Sequence[Capture]]:
         """The whole pages that fit, with a restore point at their end where one is needed and can still be made."""

@@ -228,15 +228,20 @@ class Session:
         self._context.residency.loader.rates.note_prefill(self.cached, self.prompt_tokens, seconds)
 
     def close(self) -> None:
-        """Record what was computed, even after an error, and make the lane idle. A second call does nothing."""
+        """Record what was computed, and make the lane idle; after a forward pass that failed, what was published stays.
+
+        A second call does nothing.
+        """
         if self.is_closed:
             return
         if self._adoption.is_loading:
             self._cancel_loading()
             return
+        is_recorded = False
         try:
             if self.is_whole:
                 self._record_last()
+                is_recorded = True
             else:
                 self._repair()
         except (EngineError, MemoryError) as error:
@@ -245,12 +250,12 @@ class Session:
         finally:
             self.is_closed = True
             self._context.finisher.finish(
-                self.sequence, self.prompt.key, keeps_state=self.keeps_state, is_whole=self.is_whole
+                self.sequence, self.prompt.key, keeps_state=self.keeps_state, is_whole=is_recorded
             )
             self._context.residency.evictor.forget_if_empty(self.sequence.trie)
 
     def _cancel_loading(self) -> None:
-        """Give up reading. There is nothing to record, and the lane is as it was before."""
+        """Give up reading. There is nothing to record; the lane is free, and empty if it was cleared for the load."""
         self.is_closed = True
         self._adoption.cancel()
         self._context.finisher.clear_device()

@@ -123,6 +123,21 @@ def test_a_record_that_does_not_fit_whole_keeps_what_does(model: str) -> None:
     assert w.cache.count_reusable([*range(60), 1]) > 0
 
 
+@copying_lanes
+@pytest.mark.parametrize(("model", "budget_bytes"), [("window", 92), ("full+window", 516)])
+def test_with_room_for_one_restore_point_an_answer_has_it_at_its_end(model: str, budget_bytes: int) -> None:
+    w = World(MODELS[model], 4, budget_bytes=budget_bytes)
+    session = w.begin(range(6), max_new=21)
+    w.prefill(session)
+    session.schedule(14)  # a branch point within the answer, which is worth more than an end
+    w.decode(session, range(10, 30))
+    tokens = list(session.tokens)
+    w.close(session)
+    w.cache.lanes.slots[0].clear()
+
+    assert w.cache.count_reusable([*tokens, 99]) == len(tokens)
+
+
 def test_a_begin_that_fails_after_adoption_gives_lane_and_pin_back() -> None:
     w = World(MODELS["full+recurrent"], 4)
     with pytest.raises(KeyError):
