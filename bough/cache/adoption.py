@@ -8,8 +8,8 @@
 3. When all is there, the lane adopts it. If there is no room, or something cannot be read in time, plan less, with what
    the hold protects, and ask again; down to nothing.
 
-`Adoption._steps` is this list. A request that is refused, or cancelled while it loads, frees its lane: with the rows that it
-had, or empty, if they were of no use for the request and had to go.
+`Adoption._steps` is this list. A request that is refused, or cancelled while it loads, frees its lane: with the rows
+that it had, or empty, if they were of no use for the request and had to go.
 """
 
 from __future__ import annotations
