@@ -5,8 +5,7 @@ have two sources: a repository of the Hugging Face hub with weights in 16 bits, 
 repository is gated, the name stands for a copy that is not; the licence is the model's own in any case. Sizes are of the
 files when this list was written: `pull` asks the hub for the real ones.
 
-Models whose rotations are scaled (Llama 3.2, Gemma 3, Phi 4) have no GGUF source: transformers reads no such scaling from
-the file.
+Models whose rotations are scaled (Llama 3.2, Gemma 3, Phi 4) have no GGUF source: those files could not be tried.
 """
 
 from __future__ import annotations

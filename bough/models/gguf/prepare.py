@@ -21,6 +21,7 @@ from bough.errors import ModelError, UnsupportedModel
 from bough.models.files import FLOATS_FILE, one_line
 from bough.models.gguf.folder import MadeModel, describe_type, save_sampling, save_tokenizer
 from bough.models.gguf.reading import RowsNotFound, make_empty_model, opened_once, read_weights, report_reading
+from bough.models.gguf.rotation import add_scaling
 from bough.models.weights.gguf_header import GgufModel
 from bough.models.weights.packed import GgufPart, write_packed
 from bough.types import Progress
@@ -38,6 +39,7 @@ def prepare(model: GgufModel, parts: Sequence[GgufPart], folder: Path, progress:
 
     with report_reading(f"Reading {model.file.name}", model.file, progress):
         empty = make_empty_model(model)
+        add_scaling(empty.config, model)
         try:
             mapped = map_weights(model, empty)
         except (RowsNotFound, ModelError):
@@ -72,6 +74,7 @@ def convert(model: GgufModel, folder: Path, progress: Progress, reason: str) -> 
     """
     with report_reading(f"Converting {model.file.name}, once", model.file, progress):
         empty = make_empty_model(model)
+        add_scaling(empty.config, model)
         _require_room(model, folder, empty.dtype.itemsize * model.header.num_parameters)
         filled = fill(model, empty)
         filled.save_pretrained(folder, max_shard_size="1000TB")
