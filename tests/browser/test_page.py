@@ -221,6 +221,7 @@ def test_a_node_is_looked_at_kept_and_evicted(server: Server, open_page: OpenPag
     chat = Chat(open_page(server.url))
     chat.set_limit(8)
     chat.ask("Which tree grows fastest, and why does nobody plant it beside a house?")
+    chat.page.get_by_role("radio", name="Everything").check()  # else a branch of others goes when two are used later
     chat.tree.focus()
     for key in ("Home", "End"):
         chat.tree.press(key)
