@@ -34,6 +34,7 @@ from tests.tiny_models import CONFIGS, ON_MLX, make_model
 
 LENGTH = 120  # five windows of the tiny models, and two chunks of the recurrent ones
 AT = 70
+WITHOUT_REUSE = {"mamba", "jamba", "minimax", "recurrent_gemma", "nemotron_h"}
 
 
 @dataclass(frozen=True)

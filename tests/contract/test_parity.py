@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bough.engines.choice import find_installed
-from tests.contract.parity import Row, parity_row
+from tests.contract.parity import WITHOUT_REUSE, Row, parity_row
 from tests.packed_models import has_kernels
 from tests.tiny_models import CONFIGS, ON_MLX
 
@@ -19,7 +19,6 @@ PACKED_SLOW = [(kind, name) for kind in ("bf16", "q8_0") for name in CONFIGS if 
 STATE_TOLERANCE = {"torch": 1e-5, "mlx": 1e-5, "bf16": 2e-5, "q8_0": 5e-4, "q4_0": 5e-4}  # as a share of its norm
 IN_BLOCKS = {"q8_0", "q4_0"}
 OF_16_BITS = 1e-3  # spreads of the logits: activations beside blocks have so many bits, those of the reference 24
-WITHOUT_REUSE = {"mamba", "jamba", "minimax", "recurrent_gemma", "nemotron_h"}
 
 
 @pytest.fixture(autouse=True)
